@@ -21,7 +21,8 @@ from uuid import uuid4
 
 import httpx
 
-from poise.service.backends.kubernetes.client import KubeClient, KubeConfig
+from poise.service.backends.kubernetes.access import KubeConfig
+from poise.service.backends.kubernetes.client import KubeClient
 
 Json = dict[str, Any]
 Where = Callable[[str, str], bool]

@@ -30,7 +30,7 @@ from poise.service.backends.api import (
 )
 from poise.service.backends.kubernetes import gang_runs, names
 from poise.service.backends.kubernetes.backend import KubernetesOptions
-from poise.service.backends.kubernetes.gangs import SUSPENDED_BY
+from poise.service.backends.kubernetes.owners import SUSPENDED_BY
 from poise.service.wire.request import PreemptionMode
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.xdist_group("kubernetes")]

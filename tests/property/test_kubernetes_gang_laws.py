@@ -9,16 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poise.service.backends.kubernetes import names
-from poise.service.backends.kubernetes.gangs import (
-    Gang,
-    GangIndex,
-    OwnerInfo,
-    OwnerPhase,
-    PodTemplate,
-    Preempts,
-    placement_of,
-)
+from poise.service.backends.kubernetes.gangs import Gang, GangIndex, Preempts
 from poise.service.backends.kubernetes.objects import Owner, PodInfo
+from poise.service.backends.kubernetes.owners import OwnerInfo, OwnerPhase, PodTemplate
+from poise.service.backends.kubernetes.places import placement_of
 
 GROUP = "scheduling.x-k8s.io/pod-group"
 KINDS = {"Job": "batch/v1", "JobSet": "jobset.x-k8s.io/v1alpha2", "TrainJob": "trainer.kubeflow.org/v1alpha1"}

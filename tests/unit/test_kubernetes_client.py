@@ -23,24 +23,13 @@ from tests.fake_kubernetes import PODS, FakeKubernetes, FakeTransport, a_pod
 from tests.simulated_time import clock, simulate
 
 from poise.scheduler.model.errors import RequestError
-from poise.service.backends.kubernetes import client as client_module
+from poise.service.backends.kubernetes import access
+from poise.service.backends.kubernetes.access import TOKEN_SECONDS, KubeConfig, TokenFileCredential, load_config
 from poise.service.backends.kubernetes.actions import Actions
-from poise.service.backends.kubernetes.client import (
-    LEAST_PAUSE,
-    TOKEN_SECONDS,
-    ApiError,
-    ApiUnavailableError,
-    Change,
-    ExpiredError,
-    KubeClient,
-    KubeConfig,
-    Mirror,
-    Page,
-    PatchKind,
-    TokenFileCredential,
-    load_config,
-)
+from poise.service.backends.kubernetes.client import KubeClient, Page, PatchKind
+from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, ExpiredError
 from poise.service.backends.kubernetes.leadership import Leadership, LeadershipLostError
+from poise.service.backends.kubernetes.mirror import LEAST_PAUSE, Change, Mirror
 
 Json = dict[str, Any]
 ALL_PODS, POD_PATH = "/api/v1/pods", "/api/v1/namespaces/default/pods"
@@ -101,7 +90,7 @@ def test_the_usual_file_is_used_and_a_context_may_be_named(tmp_path: Path) -> No
 def test_in_a_pod_its_service_account_is_used_and_its_token_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setattr(access, "SERVICE_ACCOUNT", tmp_path)
     (tmp_path / "token").write_text("one\n")
     (tmp_path / "namespace").write_text("poise-system\n")
     (tmp_path / "ca.crt").write_bytes(a_certificate(tmp_path)[0].read_bytes())
@@ -114,7 +103,7 @@ def test_in_a_pod_its_service_account_is_used_and_its_token_read_again(
 
 
 def test_an_authority_of_a_pod_that_is_damaged_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setattr(access, "SERVICE_ACCOUNT", tmp_path)
     (tmp_path / "token").write_text("one")
     (tmp_path / "ca.crt").write_text("no certificate")
     assert f"{tmp_path}/ca.crt holds no certificates" in refusal(None, None, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})

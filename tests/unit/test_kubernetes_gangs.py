@@ -9,19 +9,10 @@ import pytest
 from tests.fake_kubernetes import a_node, a_pod
 
 from poise.service.backends.kubernetes import names
-from poise.service.backends.kubernetes.gangs import (
-    GANG_KEY,
-    SUSPENDED_BY,
-    Gang,
-    GangIndex,
-    NodeTypes,
-    OwnerInfo,
-    OwnerPhase,
-    Preempts,
-    placement_of,
-    read_owner,
-)
+from poise.service.backends.kubernetes.gangs import GANG_KEY, Gang, GangIndex, Preempts
 from poise.service.backends.kubernetes.objects import Json, NodeInfo, PodInfo, read_node, read_pod
+from poise.service.backends.kubernetes.owners import SUSPENDED_BY, OwnerInfo, OwnerPhase, read_owner
+from poise.service.backends.kubernetes.places import NodeTypes, placement_of
 
 GROUP = "scheduling.x-k8s.io/pod-group"
 QUEUE = "kueue.x-k8s.io/queue-name"

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from tests.fake_kubernetes import FakeKubernetes, a_pod
 
-from poise.service.backends.kubernetes.gangs import Gang, GangIndex, read_owner
+from poise.service.backends.kubernetes.gangs import Gang, GangIndex
 from poise.service.backends.kubernetes.objects import Json, read_pod
+from poise.service.backends.kubernetes.owners import read_owner
 from poise.service.backends.kubernetes.reasons import (
     CHANGE_SECONDS,
     FLICKER_SECONDS,

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from random import uniform
 from typing import TypeVar
 
-from poise.service.backends.kubernetes.client import ApiUnavailableError, KubeClient
+from poise.service.backends.kubernetes.client import KubeClient
+from poise.service.backends.kubernetes.errors import ApiUnavailableError
 from poise.service.backends.kubernetes.leadership import Leadership, LeadershipLostError
 
 Done = TypeVar("Done")

@@ -7,7 +7,8 @@ itself does not accept it.
 import hashlib
 from time import monotonic
 
-from poise.service.backends.kubernetes.client import ApiError, ApiUnavailableError, KubeClient
+from poise.service.backends.kubernetes.client import KubeClient
+from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError
 from poise.service.backends.kubernetes.manifests import AUDIENCE
 from poise.service.backends.kubernetes.view import ClusterView
 from poise.service.backends.remote.authority import AuthorityAwayError

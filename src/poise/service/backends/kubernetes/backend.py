@@ -44,23 +44,21 @@ from poise.service.backends.api import (
     TenantWeighed,
 )
 from poise.service.backends.kubernetes import names
+from poise.service.backends.kubernetes.access import KubeConfig, load_config
 from poise.service.backends.kubernetes.actions import Actions
 from poise.service.backends.kubernetes.authority import PodAuthority
-from poise.service.backends.kubernetes.client import (
-    ApiError,
-    ApiUnavailableError,
-    KubeClient,
-    KubeConfig,
-    Mirror,
-    load_config,
-)
+from poise.service.backends.kubernetes.client import KubeClient
 from poise.service.backends.kubernetes.discovery import Discovery, Seen, seen
+from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError
 from poise.service.backends.kubernetes.gang_runs import GangRuns, Questions
-from poise.service.backends.kubernetes.gangs import GANG_KEY, Gang, GangIndex, NodeTypes, read_owner
+from poise.service.backends.kubernetes.gangs import GANG_KEY, Gang, GangIndex
 from poise.service.backends.kubernetes.kube_run import KubeRun, KubeRuns, Life
 from poise.service.backends.kubernetes.leadership import Leadership, LeadershipLostError
 from poise.service.backends.kubernetes.manifests import LEAVING_SECONDS, PodTerms, links_of
+from poise.service.backends.kubernetes.mirror import Mirror
 from poise.service.backends.kubernetes.objects import Json, NodeInfo, PodInfo
+from poise.service.backends.kubernetes.owners import read_owner
+from poise.service.backends.kubernetes.places import NodeTypes
 from poise.service.backends.kubernetes.pod_runs import PodRuns
 from poise.service.backends.kubernetes.reasons import ReasonWriter
 from poise.service.backends.kubernetes.view import ClusterView

@@ -30,20 +30,14 @@ from poise.service.backends.api import (
 )
 from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.actions import Actions
-from poise.service.backends.kubernetes.client import ApiError, ApiUnavailableError, PatchKind
-from poise.service.backends.kubernetes.gangs import (
-    GANG_KEY,
-    SUSPENDED_BY,
-    Gang,
-    GangIndex,
-    OwnerInfo,
-    OwnerPhase,
-    Preempts,
-    placement_of,
-)
+from poise.service.backends.kubernetes.client import PatchKind
+from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError
+from poise.service.backends.kubernetes.gangs import GANG_KEY, Gang, GangIndex, Preempts
 from poise.service.backends.kubernetes.kube_run import KubeRun
 from poise.service.backends.kubernetes.leadership import LeadershipLostError
 from poise.service.backends.kubernetes.objects import Json, Key, PodInfo
+from poise.service.backends.kubernetes.owners import SUSPENDED_BY, OwnerInfo, OwnerPhase
+from poise.service.backends.kubernetes.places import placement_of
 from poise.service.backends.kubernetes.view import ClusterView
 from poise.service.wire.draft import clean_name
 from poise.service.wire.request import JobRequest, PreemptionMode, RetrySpec, first_problem

@@ -16,19 +16,25 @@ owner that was deleted is remembered while something refers to it, so that a gan
 """
 
 import hashlib
-import json
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from poise.service.backends.kubernetes import names
-from poise.service.backends.kubernetes.objects import Json, Key, NodeInfo, Owner, PodInfo, controller_of, requested
+from poise.service.backends.kubernetes.objects import Key, Owner, PodInfo
+from poise.service.backends.kubernetes.owners import (
+    KUEUE,
+    KUEUE_LABELS,
+    OwnerInfo,
+    OwnerPhase,
+    PodTemplate,
+    group_of,
+    is_known_kind,
+)
 
-SUSPENDED_BY = f"{names.PREFIX}/suspended"  # annotation of an owner that Poise has suspended: the epoch of the run that left
 GANG_KEY = f"{names.PREFIX}/gang-key"  # annotation of a bound pod: the key of its gang, which a restart would not find again
 
 GROUP_NAMES = (
@@ -39,27 +45,12 @@ GROUP_NAMES = (
     "kueue.x-k8s.io/pod-group-name",
 )
 GROUP_SIZES = (names.GANG_SIZE, "pod-group.scheduling.sigs.k8s.io/min-available")
-KUEUE_LABELS = ("kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/managed", "kueue.x-k8s.io/pod-group-name")
-KUEUE = "kueue.x-k8s.io/"
-
-KINDS = {
-    "Job": ("batch/v1", "jobs"),
-    "JobSet": ("jobset.x-k8s.io/v1alpha2", "jobsets"),
-    "TrainJob": ("trainer.kubeflow.org/v1alpha1", "trainjobs"),
-}
-"""Owners that Poise knows: the version of their API that is asked if they do not say theirs, and their plural."""
 
 REMAKERS = {("apps", "ReplicaSet"), ("apps", "StatefulSet"), ("apps", "DaemonSet"), ("", "ReplicationController")}
 """Controllers that make a pod again however it ended, by group and kind."""
 
-MOST_SHAPES = 1024  # of pods that are remembered
 DEEPEST = 8  # owners in a chain: references are written by users and might run in a circle
-EVICTION_CODES = (75, 137, 143)  # exit codes of a pod that was evicted: saved and left, killed, ended by TERM
-GPU_TAINT = names.GPU_RESOURCE  # the ExtendedResourceToleration plug-in tolerates it for pods that ask for GPUs
-PASSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")  # of nodes that are not ready, or cordoned
-_BARRIERS = ("NoSchedule", "NoExecute")
 _FIT = re.compile(r"[A-Za-z0-9-]{1,40}")
-_DIGITS = re.compile(r"(\d+)")
 T = TypeVar("T")
 
 
@@ -69,201 +60,6 @@ class Preempts(StrEnum):
     SUSPEND = "suspend"
     EVICT = "evict"
     NEVER = "never"
-
-
-class OwnerPhase(StrEnum):
-    """How an owner is. GONE: it was deleted, and its pods are about to follow."""
-
-    ACTIVE = "active"
-    COMPLETE = "complete"
-    FAILED = "failed"
-    GONE = "gone"
-
-
-# Owners
-
-
-class PodTemplate(NamedTuple):
-    """Pods of one kind that an owner makes.
-
-    name        of the replicated job in its JobSet; empty for a Job
-    pods        at once;  gpus: of each
-    after       replicated jobs that have to be ready or complete before these pods are made
-    """
-
-    name: str
-    pods: int
-    gpus: int
-    scheduler: str
-    after: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class OwnerInfo:
-    """A Job, JobSet or TrainJob.
-
-    path                 of the object in the API
-    owner                what controls it
-    templates            of its pods; none for a TrainJob: those of its JobSet count
-    finished             pods of `size` that have succeeded and are not made again (of a Job)
-    message              why it has failed or completed
-    ignores_disruption   a Job that makes evicted pods again without counting a failure
-    queue                Kueue decides when it runs
-    annotations          Poise's, of itself and of its pod templates
-    """
-
-    kind: str
-    namespace: str
-    name: str
-    uid: str
-    path: str
-    owner: Owner | None
-    suspended: bool
-    templates: tuple[PodTemplate, ...]
-    finished: int
-    state: OwnerPhase
-    message: str
-    ignores_disruption: bool
-    queue: bool
-    annotations: Mapping[str, str]
-
-    @property
-    def size(self) -> int | None:
-        """Number of pods at once, whoever schedules them; None: its JobSet knows."""
-        return sum(each.pods for each in self.templates) if self.templates else None
-
-    @property
-    def scheduler(self) -> str:
-        """The scheduler of its pods that have GPUs, else of the others; empty: its JobSet knows."""
-        return max(self.templates, key=lambda each: each.gpus).scheduler if self.templates else ""
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of each pod that has GPUs: the most, should they differ."""
-        return max((each.gpus for each in self.templates), default=0)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether its user has suspended it; what Poise has suspended says so."""
-        return self.suspended and SUSPENDED_BY not in self.annotations
-
-
-def read_owner(found: Json, resource: str = names.GPU_RESOURCE) -> OwnerInfo:
-    """Read a Job, JobSet or TrainJob. Items of lists are without `kind`: give it to them."""
-    kind = found.get("kind", "")
-    if kind not in KINDS:
-        raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
-    version, plural = KINDS[kind]
-    meta, spec, status = found["metadata"], found.get("spec") or {}, found.get("status") or {}
-    namespace, name = meta.get("namespace", "default"), meta["name"]
-    state, message = _state_of(status)
-    templates = tuple(_templates(kind, spec, resource))
-    labels = meta.get("labels") or {}
-    return OwnerInfo(
-        kind=kind,
-        namespace=namespace,
-        name=name,
-        uid=meta["uid"],
-        path=f"/apis/{found.get('apiVersion') or version}/namespaces/{namespace}/{plural}/{name}",
-        owner=controller_of(found),
-        suspended=bool(spec.get("suspend")),
-        templates=templates,
-        finished=_finished(spec, status, state, templates[0].pods) if kind == "Job" else 0,
-        state=state,
-        message=message,
-        ignores_disruption=kind == "Job" and _ignores_disruption(spec),
-        queue=any(each in labels for each in KUEUE_LABELS) or str(spec.get("managedBy", "")).startswith(KUEUE),
-        annotations=_annotations(kind, found),
-    )
-
-
-def _state_of(status: Json) -> tuple[OwnerPhase, str]:
-    words = {"Complete": OwnerPhase.COMPLETE, "Completed": OwnerPhase.COMPLETE, "Failed": OwnerPhase.FAILED}
-    for each in status.get("conditions") or ():
-        if each.get("status") == "True" and each.get("type") in words:
-            return words[each["type"]], each.get("message") or each.get("reason") or ""
-    return OwnerPhase.ACTIVE, ""
-
-
-def _templates(kind: str, spec: Json, resource: str) -> Iterator[PodTemplate]:
-    if kind == "Job":
-        yield _template("", spec, resource)
-    if kind != "JobSet":
-        return
-    before: tuple[str, ...] = ()
-    in_order = (spec.get("startupPolicy") or {}).get("startupPolicyOrder") == "InOrder"
-    for each in spec.get("replicatedJobs") or ():
-        job = (each.get("template") or {}).get("spec") or {}
-        after = (*(before if in_order else ()), *(other.get("name", "") for other in each.get("dependsOn") or ()))
-        made = _template(each.get("name", ""), job, resource)
-        yield made._replace(pods=made.pods * _number(each.get("replicas")), after=after)
-        before = (made.name,)
-
-
-def _template(name: str, job: Json, resource: str) -> PodTemplate:
-    pod = (job.get("template") or {}).get("spec") or {}
-    pods = _number(job.get("parallelism"))
-    if job.get("completions") is not None:
-        pods = min(pods, job["completions"])
-    return PodTemplate(name, pods, round(requested(pod, resource)), pod.get("schedulerName", "default-scheduler"))
-
-
-def _number(found: int | None) -> int:
-    return 1 if found is None else found
-
-
-def _finished(job: Json, status: Json, state: OwnerPhase, pods: int) -> int:
-    """Count the pods that a Job needed and needs no more: of the last ones, fewer than `parallelism` are made."""
-    succeeded = status.get("succeeded") or 0
-    if state is OwnerPhase.COMPLETE:
-        return pods
-    if job.get("completions") is None:
-        return min(pods, int(succeeded))  # once a pod of a work queue has succeeded no others are made
-    completions: int = job["completions"]
-    return max(0, pods - max(0, completions - succeeded))
-
-
-def _ignores_disruption(job: Json) -> bool:
-    """Whether an evicted pod is made again and counts as no failure. The first rule that applies decides."""
-    for rule in (job.get("podFailurePolicy") or {}).get("rules") or ():
-        conditions = rule.get("onPodConditions") or ()
-        is_disruption = any(each.get("type") == "DisruptionTarget" for each in conditions)
-        codes = rule.get("onExitCodes") or {}
-        listed = codes.get("values") or ()
-        hit = [code for code in EVICTION_CODES if codes and (code in listed) == (codes.get("operator", "In") == "In")]
-        if rule.get("action") == "Ignore":
-            # Code 75 is that of a script that has saved and left: whoever ignores it has Poise in mind.
-            if is_disruption or 75 in hit:
-                return True
-        elif is_disruption or hit:
-            return False
-    return False
-
-
-def _annotations(kind: str, found: Json) -> Mapping[str, str]:
-    spec = found.get("spec") or {}
-    jobs = [spec] if kind == "Job" else [(each.get("template") or {}).get("spec") or {} for each in _replicated(spec)]
-    metas = [(job.get("template") or {}).get("metadata") or {} for job in jobs]
-    said: dict[str, str] = {}
-    for meta in (*metas, found["metadata"]):
-        said |= {key: text for key, text in (meta.get("annotations") or {}).items() if key.startswith(names.PREFIX + "/")}
-    return said
-
-
-def _replicated(spec: Json) -> Sequence[Json]:
-    return spec.get("replicatedJobs") or ()
-
-
-def _group_of(owner: Owner) -> str:
-    return owner.api_version.rpartition("/")[0]
-
-
-def _is_known_kind(owner: Owner | None) -> bool:
-    """Whether Poise reads objects of this kind. Others have Jobs, too: Volcano's is of another group."""
-    return owner is not None and owner.kind in KINDS and _group_of(owner) == KINDS[owner.kind][0].partition("/")[0]
-
-
-# Gangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,7 +227,7 @@ class GangIndex:
             return
         if before is not None and (before.uid, before.owner) != (pod.uid, pod.owner):
             self.remove_pod(pod.key)  # another pod has taken its name, or it was orphaned
-        if pod.owner is not None and _is_known_kind(pod.owner):
+        if pod.owner is not None and is_known_kind(pod.owner):
             self._wards[pod.owner.uid].add(pod.key)
         home = self._home_of(pod)
         if home is None:
@@ -465,7 +261,7 @@ class GangIndex:
             if before.owner is not None and before.owner != owner.owner:
                 self._release(before.owner.uid, self._children, owner.uid)
         self._owners[owner.uid] = owner
-        if owner.owner is not None and _is_known_kind(owner.owner):
+        if owner.owner is not None and is_known_kind(owner.owner):
             self._children[owner.owner.uid].add(owner.uid)
         self._mark_tree(owner)
         if before is None or before.owner != owner.owner or before.name != owner.name:
@@ -504,7 +300,7 @@ class GangIndex:
     def _home_of(self, pod: PodInfo) -> _GroupId | None:
         """Say what a pod belongs to; None: it is of no concern."""
         source = next((each for each in GROUP_NAMES if pod.labels.get(each) or pod.annotations.get(each)), None)
-        owner = pod.owner if _is_known_kind(pod.owner) else None
+        owner = pod.owner if is_known_kind(pod.owner) else None
         if source is not None:
             name = pod.labels.get(source) or pod.annotations[source]
             if owner is None or not self._is_alias(name, owner, pod.namespace):
@@ -521,7 +317,7 @@ class GangIndex:
         """Whether a group is one of the owners by another name: Trainer names it alike, Volcano by the owner's uid."""
         step: Owner | None = owner
         for _ in range(DEEPEST):
-            if step is None or not _is_known_kind(step):
+            if step is None or not is_known_kind(step):
                 return False
             if group in (step.name, f"podgroup-{step.uid}"):
                 return True
@@ -537,7 +333,7 @@ class GangIndex:
         """Return the uid of the topmost owner that is referred to, known or not."""
         for _ in range(DEEPEST):
             found = self._owner(uid, namespace)
-            if found is None or found.owner is None or not _is_known_kind(found.owner):
+            if found is None or found.owner is None or not is_known_kind(found.owner):
                 break
             uid = found.owner.uid
         return uid
@@ -732,7 +528,7 @@ class GangIndex:
         is_never = _judge(draft, self._preemption_said(draft), gpus, is_complete=bool(plan))
         if is_never or is_gone:
             draft.preempts = Preempts.NEVER
-        elif top.owner is None or (_group_of(top.owner), top.owner.kind) == ("batch", "CronJob"):
+        elif top.owner is None or (group_of(top.owner), top.owner.kind) == ("batch", "CronJob"):
             draft.preempts = Preempts.SUSPEND  # a CronJob makes Jobs, and leaves them alone
         elif jobs and all(each.ignores_disruption for each in jobs):
             draft.preempts = Preempts.EVICT  # `suspend` is its owner's to set
@@ -801,11 +597,11 @@ class GangIndex:
         """Whether a pod that is evicted comes back, and nobody counts it as failed."""
         if pod.owner is None:
             return False
-        if _is_known_kind(pod.owner):
+        if is_known_kind(pod.owner):
             job = self._owner(pod.owner.uid, pod.namespace)
             return job is not None and job.ignores_disruption and job.uid not in self._gone
         is_wanted = pod.annotations.get(names.PREEMPTION) == "restart"
-        return is_wanted and (_group_of(pod.owner), pod.owner.kind) in REMAKERS
+        return is_wanted and (group_of(pod.owner), pod.owner.kind) in REMAKERS
 
 
 def _age(pod: PodInfo) -> tuple[float, str, str]:
@@ -903,201 +699,3 @@ def _said_size(draft: _Draft) -> int | None:
         draft.refuse(f"{name} is {text[:40]!r}; expected a number of pods, such as 4")
         return None
     return int(text)
-
-
-# Where the pods of a gang go
-
-
-def placement_of(gang: Gang, parts: Sequence[tuple[str, int]]) -> dict[Key, str] | None:
-    """Assign the unbound pods of a gang to the nodes that were chosen for it, given the number of GPUs of each.
-
-    With those that are bound, every node gets exactly the pods that its GPUs are for; pods that have finished leave places
-    empty, from the end. Neighbours by rank are on one node. Helpers go to the first node. None: it does not come out even.
-    """
-    if gang.gpus < 1 or not parts or any(count < 1 or count % gang.gpus for _, count in parts):
-        return None
-    free: dict[str, int] = {}
-    for node, count in parts:
-        free[node] = free.get(node, 0) + count // gang.gpus
-    unbound: list[PodInfo] = []
-    for pod in sorted(gang.pods, key=_rank):
-        if not pod.node:
-            unbound.append(pod)
-        elif pod.gpus:
-            if free.get(pod.node, 0) < 1:
-                return None
-            free[pod.node] -= 1
-    workers = [pod for pod in unbound if pod.gpus]
-    left = sum(free.values()) - len(workers)
-    if not 0 <= left <= gang.finished or any(pod.is_gated or pod.gpus not in (0, gang.gpus) for pod in unbound):
-        return None
-    places = (node for node, count in free.items() for _ in range(count))
-    placed = {pod.key: next(places) for pod in workers}
-    return placed | {pod.key: parts[0][0] for pod in unbound if not pod.gpus}
-
-
-def _rank(pod: PodInfo) -> tuple[str, int, int, list[tuple[int, str]]]:
-    """Order pods as their ranks usually are: by replicated job, job, index and name, numbers in it as such."""
-    parts = [(int(each), "") if each.isdigit() else (-1, each) for each in _DIGITS.split(pod.name)]
-    return (
-        pod.labels.get("jobset.sigs.k8s.io/replicatedjob-name", ""),
-        _index(pod.labels.get("jobset.sigs.k8s.io/job-index")),
-        _index(
-            pod.labels.get("batch.kubernetes.io/job-completion-index")
-            or pod.annotations.get("batch.kubernetes.io/job-completion-index")
-        ),
-        parts,
-    )
-
-
-def _index(text: str | None) -> int:
-    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,9}", text) else -1
-
-
-class _Shape(NamedTuple):
-    """What decides on which nodes a pod can be."""
-
-    selector: tuple[tuple[str, str], ...]
-    affinity: str
-    tolerations: tuple[tuple[str, str, str, str], ...]
-    gpus: int
-    cpu: float
-    memory: float
-
-
-class NodeTypes:
-    """The nodes with GPUs as they are now, and on which types of them gangs can be.
-
-    Many gangs ask for the same, and nodes are many: what was found out once is remembered.
-    """
-
-    def __init__(self, nodes: Iterable[tuple[NodeInfo, str]]) -> None:
-        self._nodes = sorted(nodes, key=lambda each: each[0].name)
-        self._types = sorted({kind for _, kind in self._nodes})
-        self._known: dict[frozenset[_Shape], tuple[tuple[str, ...], str | None]] = {}
-
-    def of(self, gang: Gang) -> tuple[tuple[str, ...], str | None]:
-        """Return the GPU types on whose nodes all pods of a gang can be, and what is wrong with what it asks for.
-
-        () means any type; the second is a sentence, or None. Poise chooses among all nodes of a type, so a gang that can be
-        on some of them and not on others is refused. Whether nodes are ready, or used by others, does not matter here.
-        """
-        shapes = frozenset(
-            _Shape(tuple(sorted(pod.selector.items())), pod.affinity, pod.tolerations, pod.gpus, pod.cpu, pod.memory)
-            for pod in gang.pods
-        )
-        found = self._known.get(shapes)
-        if found is None:
-            if len(self._known) >= MOST_SHAPES:
-                self._known.clear()
-            found = self._known[shapes] = self._find(shapes)
-        types, problem = found
-        return types, None if problem is None else f"{gang.what}: {problem}"
-
-    def _find(self, shapes: Collection[_Shape]) -> tuple[tuple[str, ...], str | None]:
-        if not shapes:
-            return (), None
-        if not self._nodes:
-            return (), "the cluster has no node with GPUs"
-        admitted = {node.name for node, _ in self._nodes if all(_admits(node, shape) for shape in shapes)}
-        if not admitted:
-            return (), (
-                f"no node with GPUs matches what its pods demand ({_demands(shapes)}); correct it, or label or untaint nodes"
-            )
-        for kind in self._types:
-            inside = [node.name for node, each in self._nodes if each == kind and node.name in admitted]
-            outside = [node.name for node, each in self._nodes if each == kind and node.name not in admitted]
-            if inside and outside:
-                return (), (
-                    f"its pods can be on {inside[0]}, but not on {outside[0]} ({_demands(shapes)}), both of type {kind}, and"
-                    f" Poise chooses among all nodes of a type; label nodes that differ with {names.TYPE_LABELS[0]}"
-                )
-        those = [(node, kind) for node, kind in self._nodes if node.name in admitted]
-        fitting = sorted({kind for node, kind in those if all(_has_room(node, shape) for shape in shapes)})
-        if not fitting:
-            return (), _too_large([node for node, _ in those], shapes)
-        return (() if fitting == self._types else tuple(fitting)), None
-
-
-def _admits(node: NodeInfo, shape: _Shape) -> bool:
-    if any(node.labels.get(label) != wanted for label, wanted in shape.selector):
-        return False
-    if any(not _tolerates(shape, taint) for taint in node.taints):
-        return False
-    return not shape.affinity or any(_term_holds(node, term) for term in _terms(shape.affinity))
-
-
-def _tolerates(shape: _Shape, taint: tuple[str, str, str]) -> bool:
-    key, value, effect = taint
-    if effect not in _BARRIERS or key.startswith(PASSING_TAINTS):
-        return True
-    # A helper is bound, which asks for no toleration, and belongs to pods with GPUs; a kubelet would evict it, though.
-    if key == GPU_TAINT and (shape.gpus or effect == "NoSchedule"):
-        return True
-    return any(
-        wanted_effect in ("", effect)
-        and (wanted == key or (not wanted and operator == "Exists"))
-        and (operator == "Exists" or (operator == "Equal" and wanted_value == value))
-        for wanted, operator, wanted_value, wanted_effect in shape.tolerations
-    )
-
-
-@lru_cache(maxsize=1024)
-def _terms(affinity: str) -> tuple[Json, ...]:
-    return tuple(json.loads(affinity).get("nodeSelectorTerms") or ())
-
-
-def _term_holds(node: NodeInfo, term: Json) -> bool:
-    """Whether a node matches all that a term asks for; an empty one matches none."""
-    expressions, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
-    if not expressions and not fields:
-        return False
-    return all(_holds(node.labels.get(each["key"]), each) for each in expressions) and all(
-        each["key"] == "metadata.name" and _holds(node.name, each) for each in fields
-    )
-
-
-def _holds(found: str | None, expression: Json) -> bool:
-    operator = expression.get("operator")
-    values: Sequence[str] = expression.get("values") or ()
-    match operator:
-        case "In":
-            return found in values
-        case "NotIn":
-            return found not in values
-        case "Exists":
-            return found is not None
-        case "DoesNotExist":
-            return found is None
-        case "Gt" | "Lt":
-            try:
-                number, limit = int(found or ""), int(values[0])
-            except (ValueError, IndexError):
-                return False
-            return number > limit if operator == "Gt" else number < limit
-        case _:
-            return False
-
-
-def _has_room(node: NodeInfo, shape: _Shape) -> bool:
-    return shape.gpus <= node.gpus and shape.cpu <= node.cpu and shape.memory <= node.memory
-
-
-def _demands(shapes: Iterable[_Shape]) -> str:
-    """Say what pods demand of nodes, in few words."""
-    found = {f"{label}={wanted}" for shape in shapes for label, wanted in shape.selector}
-    if any(shape.affinity for shape in shapes):
-        found.add("node affinity")
-    return ", ".join(sorted(found))[:200] or "no toleration of their taints"
-
-
-def _too_large(nodes: Sequence[NodeInfo], shapes: Collection[_Shape]) -> str:
-    asked = {"GPUs": max(shape.gpus for shape in shapes), "cores": max(shape.cpu for shape in shapes)}
-    asked["GiB of memory"] = max(shape.memory for shape in shapes) / 2**30
-    for what, amount in asked.items():
-        has = {node.name: {"GPUs": node.gpus, "cores": node.cpu}.get(what, node.memory / 2**30) for node in nodes}
-        largest = max(has, key=lambda name: has[name])
-        if amount > has[largest]:
-            most = f"the largest node ({largest}) has {has[largest]:.6g}"
-            return f"a pod asks for {amount:.6g} {what}, {most}; ask for less per pod"
-    return "no node has the GPUs, cores and memory together that a pod asks for; ask for less per pod"

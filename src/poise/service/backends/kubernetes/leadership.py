@@ -25,7 +25,9 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from poise.scheduler.model.errors import PoiseError
-from poise.service.backends.kubernetes.client import ApiError, ApiUnavailableError, Json, KubeClient
+from poise.service.backends.kubernetes.client import KubeClient
+from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError
+from poise.service.backends.kubernetes.objects import Json
 from poise.service.backends.local.runner.fence import since_boot
 
 ACTING_PART = 2 / 3  # of the duration, for which the holder acts after it sent a renewal

@@ -18,7 +18,7 @@ from poise.durable import replace_file
 from poise.service.backends.api import DesiredState, RunEnded, RunEnding, RunNotice, RunOrder, RunPart
 from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.actions import Actions
-from poise.service.backends.kubernetes.client import ApiError, ApiUnavailableError
+from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError
 from poise.service.backends.kubernetes.kube_run import KubeRun
 from poise.service.backends.kubernetes.manifests import JOB_CONTAINER, LEAVING_SECONDS, PodTerms, links_of, run_pods
 from poise.service.backends.kubernetes.objects import ContainerState, Json, PodInfo

@@ -23,9 +23,11 @@ from heapq import heappop, heappush
 from time import monotonic, time  # noqa: TID251 - events carry the time at which things happened
 from typing import NamedTuple
 
-from poise.service.backends.kubernetes.client import ApiError, ApiUnavailableError, KubeClient, PatchKind
-from poise.service.backends.kubernetes.gangs import Gang, OwnerPhase
+from poise.service.backends.kubernetes.client import KubeClient, PatchKind
+from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError
+from poise.service.backends.kubernetes.gangs import Gang
 from poise.service.backends.kubernetes.objects import Json, PodInfo
+from poise.service.backends.kubernetes.owners import OwnerPhase
 
 LOG = logging.getLogger("poise.kubernetes")
 
