@@ -5,11 +5,13 @@ itself does not accept it.
 """
 
 import hashlib
+from collections.abc import Callable
 from time import monotonic
 
 from poise.service.backends.kubernetes.client import KubeClient
 from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError
 from poise.service.backends.kubernetes.manifests import AUDIENCE
+from poise.service.backends.kubernetes.objects import PodInfo
 from poise.service.backends.kubernetes.view import ClusterView
 from poise.service.backends.remote.authority import AuthorityAwayError
 
@@ -20,10 +22,14 @@ ACCOUNT = "system:serviceaccount:"
 
 
 class PodAuthority:
-    """Says which pod a token belongs to. A pod may speak for itself alone."""
+    """Says which pod a token belongs to. A pod may speak for itself alone.
 
-    def __init__(self, client: KubeClient, view: ClusterView, namespace: str) -> None:
-        self._client, self._view, self._namespace = client, view, namespace
+    is_unknown   whether the journal never had the job of a pod. To its agent there is no server then: it would be told that
+                 nobody knows its run, and end it
+    """
+
+    def __init__(self, client: KubeClient, view: ClusterView, namespace: str, is_unknown: Callable[[PodInfo], bool]) -> None:
+        self._client, self._view, self._namespace, self._is_unknown = client, view, namespace, is_unknown
         self._known: dict[str, tuple[float, str, str]] = {}  # by hash of the token: until when, pod, uid
 
     async def node_of(self, token: str) -> str | None:
@@ -41,6 +47,8 @@ class PodAuthority:
         pod = self._view.pods.get((self._namespace, name))
         if pod is None:  # it may be newer than what is known of the cluster
             raise AuthorityAwayError(f"pod {name} is not known yet")
+        if self._is_unknown(pod):
+            raise AuthorityAwayError(f"pod {name} is of a job that the journal never had")
         return name if pod.uid == uid else None
 
     async def _review(self, token: str) -> tuple[str, str] | None:

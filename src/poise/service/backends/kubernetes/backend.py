@@ -249,22 +249,32 @@ class KubernetesBackend(RemoteBackend):
             self._gangs.look_at([gang.key for gang in self._index])
 
     def _end_strays(self, open_runs: set[tuple[str, int]]) -> None:
-        """Delete pods of this service that its journal has ended; leave alone what the journal never had.
+        """Delete pods of this service that its journal has ended."""
+        for pod in self._own_pods():
+            job, epoch = pod.labels.get(names.JOB, ""), pod.labels.get(names.EPOCH, "")
+            if (job, int(epoch) if epoch.isdigit() else 0) not in open_runs and pod.uid not in self._pods.unknown:
+                self._start(self._delete_stray(pod))
 
-        A journal that is empty, or was restored from an older copy, knows nothing of later jobs: their pods run on, and
-        their GPUs are not given out.
+    def _note_unknown(self) -> None:
+        """Note the pods of this service whose jobs the journal never had: it is empty, or an older copy.
+
+        They are left alone, and their GPUs are not given out. To their agents there is no server, so that their runs save
+        and end when their lease does.
         """
         highest = self._journal.highest()
-        for pod in self._view.pods.values():
-            if pod.labels.get(names.SERVICE) != self._terms.service or pod.namespace != self._namespace:
-                continue
-            job, epoch = pod.labels.get(names.JOB, ""), pod.labels.get(names.EPOCH, "")
-            if (job, int(epoch) if epoch.isdigit() else 0) in open_runs:
-                continue
-            if pod.is_over or (job.isdigit() and int(job) <= highest):
-                self._start(self._delete_stray(pod))
-            else:
+        for pod in self._own_pods():
+            job = pod.labels.get(names.JOB, "")
+            if not pod.is_over and not (job.isdigit() and int(job) <= highest):
+                self._pods.unknown.add(pod.uid)
                 self._log.warning("pod-unknown", pod=pod.name, job=job, text="the journal never had it; it is left alone")
+
+    def _own_pods(self) -> list[PodInfo]:
+        ours = self._terms.service
+        return [
+            pod
+            for pod in self._view.pods.values()
+            if pod.labels.get(names.SERVICE) == ours and pod.namespace == self._namespace
+        ]
 
     async def _delete_stray(self, pod: PodInfo) -> None:
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
@@ -320,7 +330,8 @@ class KubernetesBackend(RemoteBackend):
         self._gangs = GangRuns(self._index, self._view, self._actions, self._tell, questions)
         self._all = KubeRuns(self._tell, self._life_of, self._fail, self._tell_trouble)
         self._reasons = ReasonWriter(self._client, self._identity, is_leading=leadership.is_leading)
-        self._authority = PodAuthority(urgent, self._view, self._namespace)
+        unknown = self._pods.unknown
+        self._authority = PodAuthority(urgent, self._view, self._namespace, lambda pod: pod.uid in unknown)
         self._mirrors: list[Mirror] = []
         try:
             try:
@@ -372,6 +383,7 @@ class KubernetesBackend(RemoteBackend):
         async with asyncio.timeout(SYNC_SECONDS):
             for mirror in self._mirrors:
                 await mirror.synced.wait()
+        self._note_unknown()
         self._log.info("leading", term=leadership.term, identity=self._identity, server=self._config.server)
 
     async def _check_rights(self, rights: Iterable[tuple[str, str, str, str | None]], who: str) -> None:

@@ -42,10 +42,14 @@ _PULLING = ("ErrImagePull", "ImagePullBackOff")
 
 
 class PodRuns:
-    """How runs live that Poise has started. All of it belongs to the loop of the back end."""
+    """How runs live that Poise has started. All of it belongs to the loop of the back end.
+
+    unknown   uids of pods of this service whose jobs the journal never had
+    """
 
     def __init__(self, view: ClusterView, actions: Actions, remote: RemoteRuns, terms: PodTerms, state: StateDir) -> None:
         self._view, self._actions, self._remote, self._terms, self._state = view, actions, remote, terms, state
+        self.unknown: set[str] = set()
         self._last: dict[str, PodInfo] = {}  # pods of open runs as they were last seen, by name
         self._over: dict[str, float] = {}  # when they were first seen to be over, or to have an image that is missing
 
@@ -147,7 +151,8 @@ class PodRuns:
             # An answer was lost, or an earlier leader has created it: the same name is the same part of the same run.
             found = await self._actions.client.get(f"{path}/{document['metadata']['name']}")
             labels = found["metadata"].get("labels") or {}
-            if any(labels.get(name) != text for name, text in document["metadata"]["labels"].items()):
+            is_ours = all(labels.get(name) == text for name, text in document["metadata"]["labels"].items())
+            if not is_ours or found["metadata"]["uid"] in self.unknown:
                 raise ApiError(409, "AlreadyExists", f"{error.message}, and it is none of this service") from error
 
     def _give_up(self, run: KubeRun, evidence: str, cause: str) -> None:
