@@ -339,6 +339,7 @@ def test_a_job_whose_pods_were_done_when_it_was_to_leave_has_finished(stage: Gan
     if restarts:
         stage.reopen((order, DesiredState.LEAVE))
     else:
+        until(lambda: all(pod.is_over for pod in stage.backend._view.pods.values()))  # else the Job is suspended
         stage.backend.stop(order.job, order.epoch, notice())
     sleep(1.0)
     assert not stage.of(RunEnded, order.job)
