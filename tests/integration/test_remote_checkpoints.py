@@ -338,8 +338,10 @@ def test_run_that_is_called_off_while_its_checkpoint_is_fetched_never_begins(
         relay.agents[SECOND].call(lambda each: each.withhold((0,)))
     assert relay.wait(RunEnded, "1", 2).how is RunEnding.YIELDED
     assert not relay.of(RunBegan, "1", 2)
-    for each in pipes:
-        os.close(os.open(each, os.O_RDWR | os.O_NONBLOCK))  # let the server's thread go, whichever it waits at
+    for each in pipes:  # let the server's thread go, whichever it waits at or is about to open
+        writer = os.open(each, os.O_RDWR | os.O_NONBLOCK)
+        each.unlink()
+        os.close(writer)
 
 
 def test_run_whose_gpus_others_have_taken_while_its_files_were_fetched_never_begins(
