@@ -44,17 +44,25 @@ class AgentPods(Pretend):
         self._agents: dict[str, AgentThread] = {}
 
     def _run(self, pod: Json) -> None:
+        # The token first: while there is no API server to ask, nothing of the pod has begun, and it is tried again.
+        is_ours = names.SERVICE in pod["metadata"].get("labels", {})
+        token = self._token(pod) if is_ours else ""
         super()._run(pod)
+        if is_ours and pod["metadata"]["uid"] in self._began:
+            self._agents[pod["metadata"]["uid"]] = self._agent(pod, token)
+
+    def _token(self, pod: Json) -> str:
         meta = pod["metadata"]
-        if names.SERVICE in meta.get("labels", {}):
-            bound = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
-            account = f"/api/v1/namespaces/{meta['namespace']}/serviceaccounts/{pod['spec']['serviceAccountName']}"
-            asked = {"audiences": ["poise"], "expirationSeconds": 3600, "boundObjectRef": bound}
-            token = self.api.post(f"{account}/token", {"spec": asked})["status"]["token"]
-            command = pod["spec"]["initContainers"][1]["command"]
-            gpu_type, _, gpus = command[command.index("--gpus") + 1].partition(":")
-            spec = NodeSpec(name=meta["name"], gpu_type=gpu_type, gpus=int(gpus))
-            self._agents[meta["uid"]] = AgentThread(AgentConfig(self._url, token, spec, self._state(pod), settings=QUICK))
+        bound = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
+        account = f"/api/v1/namespaces/{meta['namespace']}/serviceaccounts/{pod['spec']['serviceAccountName']}"
+        asked = {"audiences": ["poise"], "expirationSeconds": 3600, "boundObjectRef": bound}
+        return str(self.api.post(f"{account}/token", {"spec": asked})["status"]["token"])
+
+    def _agent(self, pod: Json, token: str) -> AgentThread:
+        command = pod["spec"]["initContainers"][1]["command"]
+        gpu_type, _, gpus = command[command.index("--gpus") + 1].partition(":")
+        spec = NodeSpec(name=pod["metadata"]["name"], gpu_type=gpu_type, gpus=int(gpus))
+        return AgentThread(AgentConfig(self._url, token, spec, self._state(pod), settings=QUICK))
 
     def _end(self, pod: Json, code: int, *, deletes: bool = False) -> None:
         agent = self._agents.pop(pod["metadata"]["uid"], None)

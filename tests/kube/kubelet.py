@@ -381,10 +381,16 @@ class Pretend(Kubelet):
                     continue
                 _, _, uid, what = heapq.heappop(self._due)
             pod = self._pods.get(uid)
-            if pod is not None and self.states.get(pod["spec"]["nodeName"], "up") != "up":
+            if pod is None:
+                continue
+            if self.states.get(pod["spec"]["nodeName"], "up") != "up":
                 self._at(0.1, uid, what)
-            elif pod is not None:
+                continue
+            try:
                 what(pod)
+            except (*AWAY, KubeError) as error:
+                if not isinstance(error, KubeError) or error.code != 404:  # the API server is away, the pod is not gone
+                    self._at(0.1, uid, what)
 
 
 class Processes(Kubelet):
