@@ -510,16 +510,6 @@ def test_keys_are_fit_for_submissions() -> None:
         assert re.fullmatch(r"[A-Za-z0-9_-]{8,64}", gang.key)
 
 
-def test_a_new_list_removes_what_it_does_not_show() -> None:
-    made = job()
-    index = indexed(made, pod("a"), pod("b"))
-    index.retain_pods({("default", "b")})
-    index.retain_owners("JobSet", set())
-    assert {gang.name for gang in index} == {"train", "b"}
-    index.retain_owners("Job", set())
-    assert {gang.name for gang in index} == {"b"}
-
-
 def test_owners_that_own_each_other_do_no_harm() -> None:
     first, second = thing("JobSet", "a"), thing("JobSet", "b")
     circle = [jobset("a", replicated("x"), owner=second), jobset("b", replicated("x"), owner=first)]

@@ -35,8 +35,6 @@ class PatchKind(StrEnum):
 
     MERGE = "application/merge-patch+json"
     STRATEGIC = "application/strategic-merge-patch+json"
-    JSON = "application/json-patch+json"
-    APPLY = "application/apply-patch+yaml"
 
 
 class Page(NamedTuple):
@@ -46,13 +44,6 @@ class Page(NamedTuple):
     resource_version: str
     is_first: bool
     is_last: bool
-
-
-class ListedObjects(NamedTuple):
-    """A whole collection, and the resource version from which a watch goes on."""
-
-    items: Sequence[Json]
-    resource_version: str
 
 
 class KubeClient:
@@ -84,10 +75,6 @@ class KubeClient:
         """Read an object."""
         return _parsed(await self._ask("get", "GET", path), path)
 
-    async def get_text(self, path: str) -> str:
-        """Read something that is not JSON, such as the log of a pod."""
-        return (await self._ask("get", "GET", path)).text
-
     async def post(self, path: str, body: Json) -> Json:
         """Create an object, or one of those that are only answered, such as a binding or a review."""
         return _parsed(await self._ask("create", "POST", path, body), path)
@@ -96,10 +83,8 @@ class KubeClient:
         """Replace an object: the one with the resource version in the body, if it has one."""
         return _parsed(await self._ask("update", "PUT", path, body), path)
 
-    async def patch(self, path: str, body: Json | Sequence[Json], kind: PatchKind = PatchKind.MERGE) -> Json:
-        """Change an object. With `APPLY` this client's fields become Poise's, also where others claim them."""
-        if kind is PatchKind.APPLY:
-            path = _with_query(path, {"fieldManager": "poise", "force": "true"})
+    async def patch(self, path: str, body: Json, kind: PatchKind = PatchKind.MERGE) -> Json:
+        """Change an object."""
         return _parsed(await self._ask("patch", "PATCH", path, body, kind), path)
 
     async def delete(
@@ -196,7 +181,7 @@ class KubeClient:
         verb: str,
         method: str,
         path: str,
-        body: Json | Sequence[Json] | None = None,
+        body: Json | None = None,
         kind: str = "application/json",
     ) -> httpx.Response:
         """Send a request, again after a refused credential, and return an answer that is no error."""
@@ -280,18 +265,6 @@ class KubeClient:
             if old is not None:
                 await old.aclose()
         return given
-
-    # Last, as the name hides Python's own in what follows it.
-    async def list(self, path: str, *, labels: str = "", fields: str = "", limit: int = PAGE) -> ListedObjects:
-        """List a whole collection. Use `pages` for one that may be large."""
-        items: list[Json] = []
-        version = ""
-        async for page in self.pages(path, labels=labels, fields=fields, limit=limit):
-            if page.is_first:
-                items.clear()
-            items.extend(page.items)
-            version = page.resource_version
-        return ListedObjects(tuple(items), version)
 
 
 def _selection(labels: str, fields: str) -> dict[str, str]:

@@ -245,11 +245,6 @@ class GangIndex:
         if pod.owner is not None:
             self._release(pod.owner.uid, self._wards, key)
 
-    def retain_pods(self, keys: Collection[Key]) -> None:
-        """Forget all pods but these, which a new list has shown."""
-        for key in [key for key in self._pods if key not in keys]:
-            self.remove_pod(key)
-
     def put_owner(self, owner: OwnerInfo) -> None:
         """Take an owner that is new, or that has changed."""
         before = self._owners.get(owner.uid)
@@ -279,11 +274,6 @@ class GangIndex:
         self._mark_tree(owner)
         self._gone.add(uid)
         self._drop_if_unused(uid)
-
-    def retain_owners(self, kind: str, uids: Collection[str]) -> None:
-        """Take all owners of a kind for deleted but these, which a new list has shown."""
-        for uid in [uid for uid, each in self._owners.items() if each.kind == kind and uid not in uids]:
-            self.remove_owner(uid)
 
     def open(self, key: str) -> None:
         """Take that a gang has a run: pods of it that have succeeded are part of it, even if none is left that is bound."""

@@ -102,8 +102,8 @@ class Leadership:
         """Whether this process may act now. Ask before each write: time passes."""
         return self._clock() < self._acting_until
 
-    async def acquire(self, on_waiting: Callable[[str], None], *, after: int = 0) -> int:
-        """Wait until this process leads, and return the term, which is larger than `after`.
+    async def acquire(self, on_waiting: Callable[[str], None]) -> int:
+        """Wait until this process leads, and return the term.
 
         `on_waiting` is told what it waits for, each time when that is something else. What the API server refuses is waited
         for, too: permissions can be given.
@@ -111,7 +111,7 @@ class Leadership:
         said = ""
         while True:
             try:
-                waiting = await self._try_to_lead(after)
+                waiting = await self._try_to_lead()
             except (ApiError, ApiUnavailableError) as error:
                 waiting = f"lease {self._namespace}/{self._name}: {error}"
             if waiting is None:
@@ -145,17 +145,17 @@ class Leadership:
                 except (ApiError, ApiUnavailableError):
                     return
 
-    async def _try_to_lead(self, after: int) -> str | None:
+    async def _try_to_lead(self) -> str | None:
         """Take the lease if it is free; None: it is ours now. Otherwise say why not."""
         record = await self._read()
         known = self._record  # if the Lease has been deleted, its holder may still be acting
         if known is None:
-            return await self._lead(None, after + 1)
+            return await self._lead(None, 1)
         mark = known.mark
         duration = max(1.0, self.seconds if known.seconds is None else float(known.seconds))
         is_over = self._clock() - self._unchanged_since >= duration
         if not mark.holder or mark.holder == self.identity or is_over or self._is_dead(mark.holder):
-            return await self._lead(record, max(mark.term, after) + 1)
+            return await self._lead(record, mark.term + 1)
         return f"{mark.holder} leads; its lease {self._namespace}/{self._name} is over when not renewed for {duration:g} s"
 
     def _is_dead(self, holder: str) -> bool:

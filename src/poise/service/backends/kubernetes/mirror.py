@@ -35,12 +35,10 @@ class Mirror:
     `on_change` is told of an object as ADDED when it was not known, as MODIFIED when it is another version, and as DELETED
     when it is gone or no longer selected. One that was deleted and made again under its name, which has another uid, is told
     as DELETED and then as ADDED. Of an object whose end was not seen, DELETED has only `metadata` with namespace, name, uid
-    and resourceVersion. `on_synced` is called when a list is complete, after its changes. What they raise ends `run`.
+    and resourceVersion. What it raises ends `run`.
 
-    synced         whether a list has ever been complete
-    problem        why the mirror is behind, for people; None: it is not
-    behind_since   by the clock; None: it is not behind
-    heard          when the server was last heard of, by the clock; a quiet collection has a bookmark about once a minute
+    synced    whether a list has ever been complete
+    problem   why the mirror is behind, for people; None: it is not
     """
 
     def __init__(
@@ -49,17 +47,14 @@ class Mirror:
         path: str,
         *,
         on_change: Callable[[Change, Json], None],
-        on_synced: Callable[[], None] = lambda: None,
         labels: str = "",
         fields: str = "",
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.synced = asyncio.Event()
         self.problem: str | None = NOT_LISTED
-        self.behind_since: float | None = clock()
-        self.heard = clock()
         self._client, self._path = client, path
-        self._on_change, self._on_synced = on_change, on_synced
+        self._on_change = on_change
         self._labels, self._fields = labels, fields
         self._clock = clock
         self._known: dict[Key, _MirroredObject] = {}
@@ -87,7 +82,6 @@ class Mirror:
         version = ""
         async with aclosing(self._client.pages(self._path, labels=self._labels, fields=self._fields)) as pages:
             async for page in pages:
-                self.heard = self._clock()
                 if page.is_first:
                     seen.clear()
                 for thing in page.items:
@@ -99,7 +93,6 @@ class Mirror:
         if self.problem == NOT_LISTED:
             self.problem = None  # the first list is as new as a watch; that it is not open yet is no trouble
         self.synced.set()
-        self._on_synced()
 
     async def _watch(self) -> None:
         began, events = self._clock(), 0
@@ -108,7 +101,6 @@ class Mirror:
         )
         async with aclosing(watch) as happenings:
             async for kind, thing in happenings:
-                self.heard = self._clock()
                 events += 1
                 self._failures = 0
                 self._happen(kind, thing)
@@ -142,13 +134,10 @@ class Mirror:
         self._on_change(Change.DELETED, {"metadata": {**({"namespace": namespace} if namespace else {}), **head}})
 
     def _catch_up(self) -> None:
-        self.problem = self.behind_since = None
-        self.heard = self._clock()
+        self.problem = None
 
     async def _fall_behind(self, error: Exception, retry_after: float | None) -> None:
         self.problem = str(error)
-        if self.behind_since is None:
-            self.behind_since = self._clock()
         if isinstance(error, ExpiredError) and not self._failures:
             self._failures = 1  # list at once; after a second time in a row, pause
             return
