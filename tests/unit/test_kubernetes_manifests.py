@@ -33,9 +33,12 @@ ALWAYS = {
     ("get", "coordination.k8s.io", "leases poise", JOBS),
     ("update", "coordination.k8s.io", "leases poise", JOBS),
     ("create", "", "pods", JOBS),
+    ("get", "", "pods", JOBS),
     ("delete", "", "pods", JOBS),
     ("create", "", "services", JOBS),
+    ("get", "", "services", JOBS),
     ("delete", "", "services", JOBS),
+    ("create", "", "events", JOBS),
 }
 """Every right that Poise uses to run its own jobs: verb, group, resource (an object's name behind it), namespace."""
 
