@@ -231,7 +231,7 @@ def until_done(client: Client, work: Work) -> None:
 def brief(pod: Json) -> str:
     """What there is to say of a pod."""
     meta = pod["metadata"]
-    epoch, is_ending = meta["annotations"].get(names.RUN_EPOCH), "deletionTimestamp" in meta
+    epoch, is_ending = meta["annotations"].get(names.EPOCH), "deletionTimestamp" in meta
     return f"{meta['name']} {pod['spec'].get('nodeName')} {pod['status'].get('phase')} run {epoch} {'ending' * is_ending}"
 
 
@@ -246,7 +246,7 @@ def check_gangs(work: Work, details: dict[str, JobDetail]) -> None:
     assert found.keys() == work.gangs.keys()
     for each in found.values():
         check_ended_once(each)
-    assert {pod["metadata"]["annotations"][names.RUN_JOB] for pod in work.pods()} <= details.keys()
+    assert {pod["metadata"]["annotations"][names.JOB] for pod in work.pods()} <= details.keys()
     for job in work.admin.list(f"{JOBS}/namespaces/{work.namespace}/jobs"):
         status, size = job["status"], work.gangs[job["metadata"]["name"]]
         assert (status.get("succeeded"), status.get("failed", 0)) == (size, 0), status

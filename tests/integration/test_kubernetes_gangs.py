@@ -179,7 +179,7 @@ def test_a_job_is_bound_whole_where_it_was_said_and_finishes(stage: Gangs) -> No
     assert stage.wait(RunEnded, order.job).codes == (0, 0, 0, 0)
     for pod in pods:
         notes = pod["metadata"]["annotations"]
-        assert (notes[names.RUN_JOB], notes[names.RUN_EPOCH]) == (order.job, "1")
+        assert (notes[names.JOB], notes[names.EPOCH]) == (order.job, "1")
         assert notes[names.TERM] == pods[0]["metadata"]["annotations"][names.TERM]
 
 

@@ -66,10 +66,10 @@ class Record:
             if pod["spec"].get("nodeName") and meta["uid"] not in self._uids:
                 self._uids.add(meta["uid"])
                 self.terms.append(int(notes[names.TERM]))
-                if names.RUN_EPOCH in notes:
-                    self.bound.setdefault((gang_of(pod), notes[names.RUN_EPOCH]), set()).add(meta["uid"])
-            if pod["status"].get("phase") == "Succeeded" and names.RUN_EPOCH in notes:
-                self.succeeded.setdefault(gang_of(pod), {})[meta["uid"]] = int(notes[names.RUN_EPOCH])
+                if names.EPOCH in notes:
+                    self.bound.setdefault((gang_of(pod), notes[names.EPOCH]), set()).add(meta["uid"])
+            if pod["status"].get("phase") == "Succeeded" and names.EPOCH in notes:
+                self.succeeded.setdefault(gang_of(pod), {})[meta["uid"]] = int(notes[names.EPOCH])
             if pod.get("status", {}).get("reason", "").startswith(("OutOf", "Unexpected")):
                 self.refused.append(meta["name"])
 

@@ -112,7 +112,7 @@ def owned(by: str) -> list[dict[str, Any]]:
 
 
 def test_a_pod_that_is_bound_says_which_job_it_is(cluster: Cluster) -> None:
-    cluster.has({"vision/train-0": pod(annotations={names.RUN_JOB: "17"})})
+    cluster.has({"vision/train-0": pod(annotations={names.JOB: "17"})})
     assert said("why pod/train-0 -n vision") == "why -- 17"
     assert cluster.asked == [["get", "pod", "train-0", "--output", "json", "--namespace=vision"]]
 
@@ -198,7 +198,7 @@ def test_ids_and_names_of_poise_need_no_kubectl(cluster: Cluster) -> None:
 
 
 def test_a_plain_name_that_poise_does_not_know_is_that_of_a_pod(cluster: Cluster) -> None:
-    cluster.has({"current/train-0": pod(annotations={names.RUN_JOB: "17"})})
+    cluster.has({"current/train-0": pod(annotations={names.JOB: "17"})})
     assert said("why train-0") == "why -- 17"
     with pytest.raises(RequestError, match="there is no job 'other', and no pod of that name in namespace current"):
         said("why other")
@@ -226,7 +226,7 @@ def test_other_verbs_are_passed_on_word_by_word(cluster: Cluster) -> None:
 
 
 def test_options_of_kubectl_are_passed_on_to_it(cluster: Cluster) -> None:
-    cluster.has({"vision/train-0": pod(annotations={names.RUN_JOB: "17"})})
+    cluster.has({"vision/train-0": pod(annotations={names.JOB: "17"})})
     assert said("show pod/train-0 -n vision --context dev --kubeconfig=/k --json") == "show --json -- 17"
     assert cluster.asked[0][3:] == ["--output", "json", "--namespace=vision", "--context=dev", "--kubeconfig=/k"]
 

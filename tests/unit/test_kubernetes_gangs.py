@@ -1,19 +1,23 @@
 """Gangs of pods that others create: who belongs together, what is wrong with them, where they can go."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 from tests.fake_kubernetes import a_node, a_pod
 
-from poise.service.backends.kubernetes import names
+from poise.service.backends.kubernetes import names, objects, owners, places
 from poise.service.backends.kubernetes.gangs import GANG_KEY, Gang, GangIndex, Preempts
-from poise.service.backends.kubernetes.objects import Json, NodeInfo, PodInfo, read_node, read_pod
-from poise.service.backends.kubernetes.owners import SUSPENDED_BY, OwnerInfo, OwnerPhase, read_owner
-from poise.service.backends.kubernetes.places import NodeTypes, placement_of
+from poise.service.backends.kubernetes.objects import Json, NodeInfo, PodInfo
+from poise.service.backends.kubernetes.owners import SUSPENDED_BY, OwnerPhase
+from poise.service.backends.kubernetes.places import placement_of
 
+GPU = names.GPU_RESOURCE
+read_owner = partial(owners.read_owner, resource=GPU)
+read_pod, read_node = partial(objects.read_pod, resource=GPU), partial(objects.read_node, resource=GPU)
+NodeTypes = partial(places.NodeTypes, resource=GPU)
 GROUP = "scheduling.x-k8s.io/pod-group"
 QUEUE = "kueue.x-k8s.io/queue-name"
 IGNORES = {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]}
@@ -359,7 +363,7 @@ def test_jobs_of_a_jobset_that_are_complete_are_not_waited_for() -> None:
 
 
 def test_a_bound_gang_stays_whole_when_one_of_its_pods_has_succeeded() -> None:
-    said = {names.GANG: "g", names.GANG_SIZE: "2", names.RUN_JOB: "7"}
+    said = {names.GANG: "g", names.GANG_SIZE: "2", names.JOB: "7"}
     done = pod("a", node="n", annotations=said, phase="Succeeded")
     gang = only(done, pod("b", node="n", annotations=said))
     assert (gang.is_whole, gang.finished, gang.workers) == (True, 1, 2)
@@ -371,7 +375,7 @@ def test_a_gang_with_a_run_stays_the_same_when_all_of_it_that_was_bound_has_succ
     waiting = pod("b", annotations=said, created=2)
     index = indexed(pod("a", annotations=said, created=1), waiting)
     (key,) = (gang.key for gang in index)
-    marks = {**said, names.RUN_JOB: "7", GANG_KEY: key}
+    marks = {**said, names.JOB: "7", GANG_KEY: key}
     index = indexed(pod("a", annotations=marks, created=1, node="n", phase="Succeeded"), waiting)
     index.open(key)
     (gang,) = index
@@ -844,9 +848,3 @@ def test_what_pods_or_else_the_owner_say_is_found() -> None:
     gang = only(made, pod("a", owner=made, annotations={names.DURATION: "90"}))
     assert (gang.annotation(names.DURATION), gang.annotation(names.PREEMPTION)) == ("90", "restart")
     assert only(pod("b")).annotation(names.DURATION) is None
-
-
-def test_reading_an_owner_twice_gives_the_same() -> None:
-    made = jobset("x", replicated("a", 2, 2), replicated("b", gpus=0))
-    assert read_owner(json.loads(json.dumps(made))) == read_owner(made)
-    assert isinstance(read_owner(made), OwnerInfo)

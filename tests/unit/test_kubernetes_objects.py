@@ -35,7 +35,7 @@ def pod_json(gpus: int = 1, **status: Any) -> Json:
 
 
 def a_pod(gpus: int = 1, **status: Any) -> PodInfo:
-    return read_pod(pod_json(gpus, **status))
+    return read_pod(pod_json(gpus, **status), GPU)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_as_many_are_withheld_as_others_use_as_far_as_there_are_any(gpus: int, o
 
 
 def test_a_node_that_has_never_reported_is_not_ready() -> None:
-    assert not read_node({"metadata": {"name": "n", "uid": "1"}}).is_ready
+    assert not read_node({"metadata": {"name": "n", "uid": "1"}}, GPU).is_ready
 
 
 # Names

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.fake_kubernetes import FakeKubernetes, a_pod
 
+from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.gangs import Gang, GangIndex
 from poise.service.backends.kubernetes.objects import Json, read_pod
 from poise.service.backends.kubernetes.owners import read_owner
@@ -57,9 +58,9 @@ class Desk:
         """The gangs as the server has them now."""
         index = GangIndex()
         for job in self.fake.all("jobs"):
-            index.put_owner(read_owner({"kind": "Job", **job}))
+            index.put_owner(read_owner({"kind": "Job", **job}, names.GPU_RESOURCE))
         for pod in self.fake.all("pods"):
-            index.put_pod(read_pod(pod))
+            index.put_pod(read_pod(pod, names.GPU_RESOURCE))
         return [*index]
 
     def events(self, name: str) -> list[Json]:

@@ -274,7 +274,7 @@ def _of_pod(client: Client, cluster: Kubectl, pod: Mapping[str, Any]) -> str:
     meta = _metadata(pod)
     space, name = str(meta.get("namespace", "default")), str(meta.get("name", ""))
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
-    said = annotations.get(names.RUN_JOB) or (labels.get(names.JOB) if names.SERVICE in labels else None)
+    said = annotations.get(names.JOB) or (labels.get(names.JOB) if names.SERVICE in labels else None)
     if said:
         return str(said)
     tenant = replace(cluster, namespace=space).tenant()

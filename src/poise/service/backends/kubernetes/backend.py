@@ -81,8 +81,9 @@ OPTIONAL = (
 
 RIGHTS = (
     ("list", "", "nodes", None), ("watch", "", "nodes", None), ("list", "", "pods", None), ("watch", "", "pods", None),
-    ("create", "", "pods", "jobs"), ("delete", "", "pods", "jobs"),
-    ("create", "", "services", "jobs"), ("delete", "", "services", "jobs"),
+    ("create", "", "pods", "jobs"), ("get", "", "pods", "jobs"), ("delete", "", "pods", "jobs"),
+    ("create", "", "services", "jobs"), ("get", "", "services", "jobs"), ("delete", "", "services", "jobs"),
+    ("create", "", "events", "jobs"),
     ("create", "coordination.k8s.io", "leases", "jobs"), ("get", "coordination.k8s.io", f"leases {LEASE_NAME}", "jobs"),
     ("update", "coordination.k8s.io", f"leases {LEASE_NAME}", "jobs"),
     ("create", "authentication.k8s.io", "tokenreviews", None),
@@ -169,9 +170,8 @@ class KubernetesBackend(RemoteBackend):
         self._known_nodes = {node.name: NodeHistory(node) for node in nodes}
         self._discovery = Discovery()
         self._refusal: Exception | None = None
-        self._prepared = threading.Event()
         self._dirty_nodes: set[str] = set()
-        self._node_types = 0, NodeTypes(())  # as of so many changes of nodes
+        self._node_types = 0, NodeTypes((), options.resource)  # as of so many changes of nodes
         self._tenants: dict[str, str] = {}  # by namespace
         self._is_adopted = False
         self._warned: set[str] = set()  # what the operator was told of nodes
@@ -185,7 +185,6 @@ class KubernetesBackend(RemoteBackend):
             options.scheduler,
         )  # fmt: skip
         super().__init__((), state_dir, self._hear_agents, access, lease=lease, checkpoints=checkpoints)
-        self._prepared.wait()
         if self._refusal is not None:
             super().close()
             raise self._refusal
@@ -251,8 +250,7 @@ class KubernetesBackend(RemoteBackend):
     def _end_strays(self, open_runs: set[tuple[str, int]]) -> None:
         """Delete pods of this service that its journal has ended."""
         for pod in self._own_pods():
-            job, epoch = pod.labels.get(names.JOB, ""), pod.labels.get(names.EPOCH, "")
-            if (job, int(epoch) if epoch.isdigit() else 0) not in open_runs and pod.uid not in self._pods.unknown:
+            if names.run_key(pod.labels) not in open_runs and pod.uid not in self._pods.unknown:
                 self._start(self._delete_stray(pod))
 
     def _note_unknown(self) -> None:
@@ -264,7 +262,8 @@ class KubernetesBackend(RemoteBackend):
         highest = self._journal.highest()
         for pod in self._own_pods():
             job = pod.labels.get(names.JOB, "")
-            if not pod.is_over and not (job.isdigit() and int(job) <= highest):
+            number = names.number(job)
+            if not pod.is_over and (number is None or number > highest):
                 self._pods.unknown.add(pod.uid)
                 self._log.warning("pod-unknown", pod=pod.name, job=job, text="the journal never had it; it is left alone")
 
@@ -327,7 +326,7 @@ class KubernetesBackend(RemoteBackend):
         self._view = ClusterView(options.scheduler, options.resource, self._dirty_nodes.add, self._pod_changed)
         self._pods = PodRuns(self._view, self._actions, self._runs, self._terms, self._state)
         questions = Questions(self._tenant_of, self._types_of, self._is_lost, lambda job: any(self._all.table.of(job)))
-        self._gangs = GangRuns(self._index, self._view, self._actions, self._tell, questions)
+        self._gangs = GangRuns(self._index, self._view, self._actions, self._tell, questions, self._start)
         self._all = KubeRuns(self._tell, self._life_of, self._fail, self._tell_trouble)
         self._reasons = ReasonWriter(self._client, self._identity, is_leading=leadership.is_leading)
         unknown = self._pods.unknown
@@ -338,10 +337,7 @@ class KubernetesBackend(RemoteBackend):
                 await self._prepare(leadership)
             except (PoiseError, TimeoutError) as error:
                 self._refusal = error if isinstance(error, PoiseError) else PoiseError(self._not_synced())
-                return
-            finally:
-                self._prepared.set()
-                self._started.set()
+                return  # which lets the constructor go on
             self._start(self._watch_over())
             self._start(self._reasons.run())
             await super()._serve()
@@ -467,8 +463,8 @@ class KubernetesBackend(RemoteBackend):
         pod = after or before
         assert pod is not None
         if pod.labels.get(names.SERVICE) == self._terms.service:
-            job, epoch = pod.labels.get(names.JOB, ""), pod.labels.get(names.EPOCH, "")
-            run = self._all.table.get((job, int(epoch))) if epoch.isdigit() else None
+            key = names.run_key(pod.labels)
+            run = None if key is None else self._all.table.get(key)
             if run is not None:
                 run.changed.set()
         elif pod.scheduler == self._options.scheduler:
@@ -482,7 +478,7 @@ class KubernetesBackend(RemoteBackend):
         if change == "DELETED":
             self._index.remove_owner(found["metadata"]["uid"])
         else:
-            self._index.put_owner(read_owner({"kind": kind, **found}))
+            self._index.put_owner(read_owner({"kind": kind, **found}, self._options.resource))
         self._gangs_changed()
 
     def _gangs_changed(self) -> None:
@@ -519,7 +515,10 @@ class KubernetesBackend(RemoteBackend):
         changes, there = self._node_types
         if changes != self._view.node_changes:
             nodes = self._view.nodes.values()
-            there = NodeTypes((found, node.gpu_type) for found in nodes if (node := self._discovery.node_of(found)))
+            there = NodeTypes(
+                ((found, node.gpu_type) for found in nodes if (node := self._discovery.node_of(found))),
+                self._options.resource,
+            )
             self._node_types = self._view.node_changes, there
         types, problem = there.of(gang)
         if problem is not None and any(label in problem for label in self._discovery.type_labels):
@@ -592,14 +591,13 @@ class KubernetesBackend(RemoteBackend):
 
     def _is_ours(self, pod: PodInfo) -> bool:
         """Whether a pod belongs to an open run, whose GPUs the core knows of."""
-        job, epoch = pod.labels.get(names.JOB, ""), pod.labels.get(names.EPOCH, "")
-        gang = None
-        if pod.labels.get(names.SERVICE) != self._terms.service:
-            job, epoch = pod.annotations.get(names.RUN_JOB, ""), pod.annotations.get(names.RUN_EPOCH, "")
-            gang = pod.annotations.get(GANG_KEY, "")  # numbers of jobs are those of one journal, and it may be another's
-        run = self._all.table.get((job, int(epoch))) if epoch.isdigit() else None
+        is_created = pod.labels.get(names.SERVICE) == self._terms.service
+        key = names.run_key(pod.labels if is_created else pod.annotations)
+        run = None if key is None else self._all.table.get(key)
         if run is None:
             return False
+        # Numbers of jobs are those of one journal, and a pod that was bound may have been bound by another's.
+        gang = None if is_created else pod.annotations.get(GANG_KEY, "")
         pods = run.order.request.pods
         return gang == (None if pods is None else pods.key)
 

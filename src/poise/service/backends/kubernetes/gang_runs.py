@@ -9,7 +9,7 @@ there is. If a bind fails, the rest of the gang is bound at the next look, so a 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import time  # noqa: TID251 - events carry the time at which things happened
@@ -94,8 +94,10 @@ class GangRuns:
         actions: Actions,
         on_event: OnEvent,
         ask: Questions,
+        start: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._index, self._view, self._actions, self._on_event, self._ask = index, view, actions, on_event, ask
+        self._start = start  # of what nobody awaits; its faults are those of the back end
         self.found: dict[str, FoundGang] = {}  # by key of the gang
         self.runs: dict[str, KubeRun] = {}  # open runs by key of the gang
         self.problems: dict[str, str] = {}  # gangs that are not scheduled, and why
@@ -103,7 +105,7 @@ class GangRuns:
         self._bound_before: dict[tuple[str, int], dict[Key, str]] = {}  # uids of pods of adopted runs, by job and epoch
         self._latest_bound: dict[str, int] = {}  # epoch of the latest of these runs, by job
         self._held: set[str] = set()  # gangs that were suspended by their users before the service was told of them
-        self._cleaning: dict[str, asyncio.Task[None]] = {}  # of owners that their users have resumed, by uid
+        self._cleaning: set[str] = set()  # uids of owners that their users have resumed
 
     # Finding gangs
 
@@ -295,7 +297,7 @@ class GangRuns:
 
     def _is_of(self, pod: PodInfo, run: KubeRun) -> bool:
         """Whether a pod was bound for this run."""
-        return bool(pod.node) and pod.annotations.get(names.RUN_EPOCH) == str(run.order.epoch)
+        return bool(pod.node) and pod.annotations.get(names.EPOCH) == str(run.order.epoch)
 
     def _end_of(self, run: KubeRun, gang: Gang | None, bound: Mapping[Key, str]) -> RunEnded | None:
         """Say how a run has ended; None: it has not, or GPUs are still in use."""
@@ -350,9 +352,9 @@ class GangRuns:
         return all(done)
 
     async def _bind_pod(self, run: KubeRun, gang: str, pod: PodInfo, part: RunPart) -> bool:
-        """Bind a pod; say whether it is, or may be, bound. Who has asked for it waits for the answer, however long it takes:
+        """Bind a pod; say whether it is, or may be, bound.
 
-        a run whose pods might be bound or not could neither end nor go on.
+        It waits for the answer however long that takes: a run whose pods might be bound or not could neither end nor go on.
         """
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/binding"
         body: Json = {
@@ -363,8 +365,8 @@ class GangRuns:
                 "namespace": pod.namespace,
                 "uid": pod.uid,
                 "annotations": {
-                    names.RUN_JOB: run.order.job,
-                    names.RUN_EPOCH: str(run.order.epoch),
+                    names.JOB: run.order.job,
+                    names.EPOCH: str(run.order.epoch),
                     GANG_KEY: gang,
                     names.TERM: str(self._actions.term),
                     names.SLOTS: ",".join(map(str, part.slots)),
@@ -394,7 +396,7 @@ class GangRuns:
             return
         if gang.preempts is Preempts.NEVER and run.desired is not DesiredState.GONE:
             return
-        await asyncio.gather(*(self._evict(run, gang, pod) for pod in gang.pods if pod.node))
+        await asyncio.gather(*(self._evict(run, pod) for pod in gang.pods if pod.node))
 
     async def _resume(self, run: KubeRun, gang: Gang) -> None:
         if _is_suspended_by_us(gang):
@@ -413,8 +415,8 @@ class GangRuns:
             run.trouble("permission-error", f"{owner.kind} {owner.name} cannot be suspended: {error.message}")
             await asyncio.sleep(REFUSED_SECONDS)
 
-    async def _evict(self, run: KubeRun, gang: Gang, pod: PodInfo) -> None:
-        base = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
+    async def _evict(self, run: KubeRun, pod: PodInfo) -> None:
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
         body: Json = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -422,11 +424,7 @@ class GangRuns:
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         try:
-            if run.desired is DesiredState.GONE and gang.preempts is Preempts.NEVER:
-                # Somebody has cancelled the job: nobody makes these pods again, and nobody wants them.
-                await self._actions.persist(lambda: self._actions.client.delete(base, uid=pod.uid))
-            else:
-                await self._actions.attempt(lambda: self._actions.client.post(f"{base}/eviction", body))
+            await self._actions.attempt(lambda: self._actions.client.post(path, body))
         except ApiUnavailableError:
             pass  # tried again at the next look
         except ApiError as error:
@@ -444,15 +442,15 @@ class GangRuns:
         owner = gang.owner
         if owner is None or owner.suspended or SUSPENDED_BY not in owner.annotations or owner.uid in self._cleaning:
             return
-        task = asyncio.get_running_loop().create_task(self._unmark(owner))
-        self._cleaning[owner.uid] = task
-        task.add_done_callback(lambda _: self._cleaning.pop(owner.uid, None))
+        self._cleaning.add(owner.uid)
+        self._start(self._unmark(owner))
 
     async def _unmark(self, owner: OwnerInfo) -> None:
         body: Json = {"metadata": {"uid": owner.uid, "annotations": {SUSPENDED_BY: None}}}
         # It is gone, or this service does not lead any more: then it is the next one's to do.
         with suppress(ApiError, LeadershipLostError):
             await self._actions.persist(lambda: self._actions.client.patch(owner.path, body, PatchKind.MERGE))
+        self._cleaning.discard(owner.uid)
 
 
 def request_of(gang: Gang, types: tuple[str, ...]) -> JobRequest:

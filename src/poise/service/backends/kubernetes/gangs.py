@@ -531,8 +531,8 @@ class GangIndex:
             _refuse_kueue(draft)
         draft.size = _said_size(draft)
         # Pods of a former gang of this name may still lie about: what was bound for the same job is of this one.
-        jobs = {pod.annotations[names.RUN_JOB] for pod in ours if self._is_part(pod) and names.RUN_JOB in pod.annotations}
-        done = [pod for pod in ours if pod.phase == "Succeeded" and pod.annotations.get(names.RUN_JOB) in jobs]
+        jobs = {pod.annotations[names.JOB] for pod in ours if self._is_part(pod) and names.JOB in pod.annotations}
+        done = [pod for pod in ours if pod.phase == "Succeeded" and pod.annotations.get(names.JOB) in jobs]
         draft.finished = sum(pod.gpus > 0 for pod in done)
         draft.gpus = max((pod.gpus for pod in (*pods, *done)), default=0)
         if draft.size is not None:

@@ -6,6 +6,7 @@ and what it stands for is said by labels and annotations, never read from the na
 
 import hashlib
 import re
+from collections.abc import Mapping
 
 PREFIX = "poise.run"
 
@@ -21,9 +22,8 @@ MANAGER = "poise"
 # Annotations that Poise writes.
 TERM = f"{PREFIX}/term"  # of the leader that has acted
 SLOTS = f"{PREFIX}/slots"  # by Poise's count; the device plug-in chooses the GPUs themselves
-REASON = f"{PREFIX}/reason"  # why the job waits, one sentence
-RUN_JOB = f"{PREFIX}/job"  # of a pod that others have created: Poise's number of its job, and the run it was bound for
-RUN_EPOCH = f"{PREFIX}/epoch"
+# JOB and EPOCH: of a pod that others have created, Poise's number of its job and the run that it was bound for. The same
+# texts as the labels, on purpose: what has the label SERVICE was created by Poise, and says it by labels.
 
 # Annotations that users may write on their pods (or pod templates).
 GANG = f"{PREFIX}/gang"  # name of the gang, in its namespace
@@ -41,6 +41,7 @@ TYPE_LABELS = ("poise.run/gpu-type", "nvidia.com/gpu.product")
 RACK_LABELS = ("poise.run/rack", "topology.kubernetes.io/rack", "topology.kubernetes.io/zone")
 
 LONGEST = 63  # characters of a label's value, and of a name that is to be a host's
+_NUMBER = re.compile(r"[0-9]{1,18}")  # not \d, which knows digits that int() does not
 _UNFIT = re.compile(r"[^a-z0-9-]+")
 
 
@@ -55,6 +56,17 @@ def service_name(job: str, epoch: int) -> str:
     if stem != job or len(stem) > 30:  # what was lost of it has to tell it apart from others
         stem = f"{stem[:30].strip('-')}-{hashlib.sha256(job.encode()).hexdigest()[:8]}".strip("-")
     return f"poise-{stem}-{epoch}"
+
+
+def run_key(texts: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return the job and the epoch that labels or annotations name; None: no run. Users can write anything there."""
+    epoch = number(texts.get(EPOCH, ""))
+    return None if epoch is None else (texts.get(JOB, ""), epoch)
+
+
+def number(text: str) -> int | None:
+    """Read digits that users may have written; None: it is no number, or none that Poise gives."""
+    return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def label_value(text: str) -> str:

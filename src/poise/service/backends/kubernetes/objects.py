@@ -132,7 +132,7 @@ class NodeInfo:
     taints: tuple[tuple[str, str, str], ...] = ()
 
 
-def read_pod(found: Json, resource: str = names.GPU_RESOURCE) -> PodInfo:
+def read_pod(found: Json, resource: str) -> PodInfo:
     """Read a pod. What it lacks is taken as Kubernetes' own defaults have it."""
     meta, spec, status = found["metadata"], found.get("spec", {}), found.get("status", {})
     affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
@@ -158,7 +158,7 @@ def read_pod(found: Json, resource: str = names.GPU_RESOURCE) -> PodInfo:
     )  # fmt: skip
 
 
-def read_node(found: Json, resource: str = names.GPU_RESOURCE) -> NodeInfo:
+def read_node(found: Json, resource: str) -> NodeInfo:
     """Read a node. One that has never reported is not ready."""
     meta, spec, status = found["metadata"], found.get("spec", {}), found.get("status", {})
     allocatable = status.get("allocatable") or {}

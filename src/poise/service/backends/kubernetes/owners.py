@@ -95,7 +95,7 @@ class OwnerInfo:
         return self.suspended and SUSPENDED_BY not in self.annotations
 
 
-def read_owner(found: Json, resource: str = names.GPU_RESOURCE) -> OwnerInfo:
+def read_owner(found: Json, resource: str) -> OwnerInfo:
     """Read a Job, JobSet or TrainJob. Items of lists are without `kind`: give it to them."""
     kind = found.get("kind", "")
     if kind not in KINDS:

@@ -11,7 +11,6 @@ from poise.service.backends.kubernetes.gangs import Gang
 from poise.service.backends.kubernetes.objects import Json, Key, NodeInfo, PodInfo
 
 MOST_SHAPES = 1024  # of pods that are remembered
-GPU_TAINT = names.GPU_RESOURCE  # the ExtendedResourceToleration plug-in tolerates it for pods that ask for GPUs
 PASSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")  # of nodes that are not ready, or cordoned
 _BARRIERS = ("NoSchedule", "NoExecute")
 _DIGITS = re.compile(r"(\d+)")
@@ -77,10 +76,12 @@ class _Shape(NamedTuple):
 class NodeTypes:
     """The nodes with GPUs as they are now, and on which types of them gangs can be.
 
-    Many gangs ask for the same, and nodes are many: what was found out once is remembered.
+    Many gangs ask for the same, and nodes are many: what was found out once is remembered. `resource` is what GPUs are
+    called, and so what a taint is called that keeps other pods away from them.
     """
 
-    def __init__(self, nodes: Iterable[tuple[NodeInfo, str]]) -> None:
+    def __init__(self, nodes: Iterable[tuple[NodeInfo, str]], resource: str) -> None:
+        self._resource = resource
         self._nodes = sorted(nodes, key=lambda each: each[0].name)
         self._types = sorted({kind for _, kind in self._nodes})
         self._known: dict[frozenset[_Shape], tuple[tuple[str, ...], str | None]] = {}
@@ -108,7 +109,7 @@ class NodeTypes:
             return (), None
         if not self._nodes:
             return (), "the cluster has no node with GPUs"
-        admitted = {node.name for node, _ in self._nodes if all(_admits(node, shape) for shape in shapes)}
+        admitted = {node.name for node, _ in self._nodes if all(_admits(node, shape, self._resource) for shape in shapes)}
         if not admitted:
             return (), (
                 f"no node with GPUs matches what its pods demand ({_demands(shapes)}); correct it, or label or untaint nodes"
@@ -128,20 +129,21 @@ class NodeTypes:
         return (() if fitting == self._types else tuple(fitting)), None
 
 
-def _admits(node: NodeInfo, shape: _Shape) -> bool:
+def _admits(node: NodeInfo, shape: _Shape, resource: str) -> bool:
     if any(node.labels.get(label) != wanted for label, wanted in shape.selector):
         return False
-    if any(not _tolerates(shape, taint) for taint in node.taints):
+    if any(not _tolerates(shape, taint, resource) for taint in node.taints):
         return False
     return not shape.affinity or any(_term_holds(node, term) for term in _terms(shape.affinity))
 
 
-def _tolerates(shape: _Shape, taint: tuple[str, str, str]) -> bool:
+def _tolerates(shape: _Shape, taint: tuple[str, str, str], resource: str) -> bool:
     key, value, effect = taint
     if effect not in _BARRIERS or key.startswith(PASSING_TAINTS):
         return True
-    # A helper is bound, which asks for no toleration, and belongs to pods with GPUs; a kubelet would evict it, though.
-    if key == GPU_TAINT and (shape.gpus or effect == "NoSchedule"):
+    # The ExtendedResourceToleration plug-in tolerates it for pods that ask for GPUs. A helper without any is bound, which
+    # asks for no toleration, and belongs to pods that have it; a kubelet would evict it, though.
+    if key == resource and (shape.gpus or effect == "NoSchedule"):
         return True
     return any(
         wanted_effect in ("", effect)

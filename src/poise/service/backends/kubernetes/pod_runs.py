@@ -51,7 +51,8 @@ class PodRuns:
         self._view, self._actions, self._remote, self._terms, self._state = view, actions, remote, terms, state
         self.unknown: set[str] = set()
         self._last: dict[str, PodInfo] = {}  # pods of open runs as they were last seen, by name
-        self._over: dict[str, float] = {}  # when they were first seen to be over, or to have an image that is missing
+        self._failing_since: dict[str, float] = {}  # since when they cannot start, for a reason that may pass
+        self._over_since: dict[str, float] = {}
 
     # What the agents say
 
@@ -101,7 +102,7 @@ class PodRuns:
                 self._look(run)
                 if asyncio.get_running_loop().time() >= run.force_at:
                     run.force_at = asyncio.get_running_loop().time() + LEAVING_SECONDS
-                    await self._delete(run, KILL_GRACE)
+                    await self._delete(run)
                 if run.said is None:
                     await run.wait()
             await asyncio.to_thread(self._keep_end, run.said)
@@ -109,7 +110,8 @@ class PodRuns:
         for link in links_of(run.order):
             self._remote.forget(link)
             self._last.pop(link, None)
-            self._over.pop(link, None)
+            self._failing_since.pop(link, None)
+            self._over_since.pop(link, None)
         return run.said
 
     def links_at(self, run: KubeRun, node: str) -> list[str]:
@@ -163,28 +165,43 @@ class PodRuns:
 
     def _look(self, run: KubeRun) -> None:
         """Tell of pods that have ended, were deleted, or cannot start: their agents say nothing more."""
-        now = asyncio.get_running_loop().time()
         for link in links_of(run.order):
-            pod, last = self._pod(link), self._last.get(link)
-            if pod is not None:
-                self._last[link] = pod
+            pod = self._pod(link)
             if pod is None:
-                # A pod that is gone before its containers have ended may live on a node that is cut off: its lease decides.
-                # One that was never heard of will not be listened to when it comes.
-                if last is not None and (not self._has_joined(link) or _has_ended(last)):
-                    self._remote.give_up(link, "its pod was deleted", "killed")
-            elif (problem := start_problem(pod)) is not None:
-                cause, text, is_final = problem
-                if is_final or pod.is_over or now - self._over.setdefault(link, now) >= PULL_SECONDS:
-                    run.trouble(cause, text)
-                    self._remote.give_up(link, text, cause)
-            elif pod.is_over:
-                if now - self._over.setdefault(link, now) >= NEWS_SECONDS or not self._has_joined(link):
-                    self._remote.give_up(
-                        link, f"pod {link} has ended: {pod.message or pod.reason or pod.phase}", cause_of(pod)
-                    )
-                else:
-                    asyncio.get_running_loop().call_later(NEWS_SECONDS, run.changed.set)
+                self._look_for_deleted(link)
+                continue
+            self._last[link] = pod
+            problem = start_problem(pod)
+            if problem is not None:
+                self._look_at_failing(run, pod, *problem)
+                continue
+            self._failing_since.pop(link, None)
+            if pod.is_over:
+                self._look_at_ended(run, pod)
+
+    def _look_for_deleted(self, link: str) -> None:
+        # A pod that is gone before its containers have ended may live on a node that is cut off: its lease decides.
+        # One that was never heard of will not be listened to when it comes.
+        last = self._last.get(link)
+        if last is not None and (not self._has_joined(link) or _has_ended(last)):
+            self._remote.give_up(link, "its pod was deleted", "killed")
+
+    def _look_at_failing(self, run: KubeRun, pod: PodInfo, cause: str, text: str, is_final: bool) -> None:
+        now = asyncio.get_running_loop().time()
+        since = self._failing_since.setdefault(pod.name, now)
+        if is_final or pod.is_over or now - since >= PULL_SECONDS:
+            run.trouble(cause, text)
+            self._remote.give_up(pod.name, text, cause)
+
+    def _look_at_ended(self, run: KubeRun, pod: PodInfo) -> None:
+        """Give up a pod that has ended once its agent has had time for its last words."""
+        loop = asyncio.get_running_loop()
+        since = self._over_since.setdefault(pod.name, loop.time())
+        if loop.time() - since >= NEWS_SECONDS or not self._has_joined(pod.name):
+            text = f"pod {pod.name} has ended: {pod.message or pod.reason or pod.phase}"
+            self._remote.give_up(pod.name, text, cause_of(pod))
+        else:
+            loop.call_later(NEWS_SECONDS, run.changed.set)
 
     def _has_joined(self, link: str) -> bool:
         found = self._remote.links.get(link)
@@ -210,7 +227,7 @@ class PodRuns:
         folder.mkdir(mode=0o700, exist_ok=True)
         replace_file(folder / END_FILE, json.dumps(asdict(end)) + "\n")
 
-    async def _delete(self, run: KubeRun, grace: int | None) -> None:
+    async def _delete(self, run: KubeRun) -> None:
         """Ask for the deletion of a run's pods, and of its service."""
         base = f"/api/v1/namespaces/{self._terms.namespace}"
         paths = [f"{base}/pods/{pod.name}" for pod in self._pods(run)]
@@ -218,15 +235,15 @@ class PodRuns:
             paths.append(f"{base}/services/{names.service_name(run.order.job, run.order.epoch)}")
         for path in paths:
             with suppress(ApiError):  # it is gone, which is as good
-                await self._actions.persist(lambda path=path: self._actions.client.delete(path, grace=grace))  # type: ignore[misc]
+                await self._actions.persist(lambda path=path: self._actions.client.delete(path, grace=KILL_GRACE))  # type: ignore[misc]
 
     async def _remove(self, run: KubeRun) -> None:
         """Delete its pods; return once they hold no GPUs any more."""
-        await self._delete(run, KILL_GRACE)
+        await self._delete(run)
         while left := [pod for pod in self._pods(run) if not pod.is_over and self._is_served(pod.node)]:
             await run.wait()
             if any(not pod.ending for pod in left):  # it was refused, or has not been told yet
-                await self._delete(run, KILL_GRACE)
+                await self._delete(run)
 
     def _is_served(self, node: str) -> bool:
         """Whether a node's kubelet can end pods. What was on one that cannot has lost its lease; else the run goes on."""
