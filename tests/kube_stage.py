@@ -3,6 +3,7 @@
 import os
 import secrets
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Event, Thread
 from time import sleep
@@ -100,21 +101,28 @@ class RealKubeStage(KubeStage):
 
 
 class FakeKubeStage(KubeStage):
-    """On a pretended API server. A pod is an agent in this process, whose runs are processes of this machine."""
+    """On a pretended API server. A pod of Poise is an agent in this process, whose runs are processes of this machine.
 
-    def __init__(self, folder: Path, **more: Any) -> None:
+    options   of the back end, besides how it reaches the API server
+    """
+
+    def __init__(self, folder: Path, *, options: Mapping[str, Any] | None = None, **more: Any) -> None:
         self.fake = FakeKubernetes()
         for name, (product, gpus) in NODES.items():
             self.fake.add("nodes", a_node(name, gpus, product))
         self.namespace = "jobs"
         self.fake.add("namespaces", {"metadata": {"name": self.namespace}})
         config = self.fake.config()
-        options = KubernetesOptions(
-            namespace=self.namespace, lease_seconds=5.0, transport=FakeTransport(self.fake), config=config
+        given = KubernetesOptions(
+            namespace=self.namespace,
+            lease_seconds=5.0,
+            transport=FakeTransport(self.fake),
+            config=config,
+            **(options or {}),
         )
         self.pods: dict[str, AgentThread] = {}
         self._closing = Event()
-        super().__init__(folder, options, **more)
+        super().__init__(folder, given, **more)
         self._kubelet = Thread(target=self._watch, daemon=True)
         self._kubelet.start()
 
@@ -127,7 +135,7 @@ class FakeKubeStage(KubeStage):
                     if uid in self.pods:
                         self._end(uid, name)
                     self.fake.remove("pods", name, self.namespace)
-                elif uid not in self.pods and pod["spec"].get("nodeName"):
+                elif uid not in self.pods and pod["spec"].get("nodeName") and "initContainers" in pod["spec"]:
                     self.pods[uid] = self._begin(pod)
             sleep(0.01)
 

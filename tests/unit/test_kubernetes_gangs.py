@@ -840,7 +840,7 @@ def test_a_gang_without_pods_may_be_anywhere() -> None:
 
 
 def test_a_cluster_without_gpus_is_a_problem() -> None:
-    assert NodeTypes([]).of(only(pod("p")))[1] == "Pod p: the cluster has no node with GPUs"
+    assert NodeTypes([]).of(only(pod("p")))[1] == "Pod p: the cluster has no node with GPUs that Poise may use"
 
 
 def test_what_pods_or_else_the_owner_say_is_found() -> None:

@@ -116,7 +116,45 @@ def test_a_node_that_has_never_reported_is_not_ready() -> None:
     assert not read_node({"metadata": {"name": "n", "uid": "1"}}, GPU).is_ready
 
 
+@pytest.mark.parametrize(
+    ("taint", "barrier"),
+    [
+        (("dedicated", "inference", "NoSchedule"), "dedicated=inference:NoSchedule"),
+        (("dedicated", "", "NoExecute"), "dedicated:NoExecute"),
+        (("dedicated", "inference", "PreferNoSchedule"), None),
+        ((GPU, "present", "NoSchedule"), None),
+        (("node.kubernetes.io/unschedulable", "", "NoSchedule"), None),
+        (("ours", "x", "NoSchedule"), None),
+    ],
+)
+def test_a_taint_keeps_jobs_away_unless_the_operator_tolerates_it(taint: tuple[str, str, str], barrier: str | None) -> None:
+    found = a_node(taints=(taint,))
+    assert Discovery(tolerated=("ours",)).barrier_of(found) == barrier
+    now = seen(NODE, found, [], ours={0}, lost=None, barrier=barrier)
+    assert now.state is NodeState.UP
+    assert now.withheld == ((0, 1, 2, 3) if barrier else ())
+    assert barrier is None or "--tolerate dedicated" in now.evidence
+
+
+def test_the_taint_of_the_gpus_is_named_like_the_resource() -> None:
+    found = a_node(taints=(("amd.com/gpu", "", "NoSchedule"),))
+    assert Discovery().barrier_of(found) is not None
+    assert Discovery(resource="amd.com/gpu").barrier_of(found) is None
+
+
 # Names
+
+
+@pytest.mark.parametrize("text", ["²", "٣", "1" * 5000, "-1", "1.0", " 1", ""])
+def test_what_is_no_number_of_ours_is_none(text: str) -> None:
+    assert names.number(text) is None
+    assert names.run_key({names.JOB: "1", names.EPOCH: text}) is None
+
+
+@given(st.dictionaries(st.sampled_from([names.JOB, names.EPOCH]), st.text()))
+def test_what_users_write_about_runs_is_read_without_an_error(texts: dict[str, str]) -> None:
+    key = names.run_key(texts)
+    assert key is None or (key[1] >= 0 and key[0] == texts.get(names.JOB, ""))
 
 
 @given(st.text(alphabet="abcXYZ019._-", min_size=1, max_size=200), st.integers(1, 10**9), st.integers(0, 999))
@@ -175,10 +213,62 @@ def test_a_pod_has_no_rights_and_mounts_what_its_job_asks_for() -> None:
     [container] = spec["containers"]
     assert container["resources"]["requests"] == {"cpu": "4500m", "memory": str(1 << 30), GPU: "2"}
     assert "cpu" not in container["resources"]["limits"]
-    assert {"name": "claim-data", "mountPath": "/data", "readOnly": True} in container["volumeMounts"]
-    assert {"name": "secret-wandb", "secret": {"secretName": "wandb"}} in spec["volumes"]
-    assert spec["securityContext"]["runAsUser"] == 1000
-    assert {each["securityContext"]["runAsUser"] for each in spec["initContainers"]} == {1000}
+    assert {"name": "volume-0", "mountPath": "/data", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "volume-0", "persistentVolumeClaim": {"claimName": "data"}} in spec["volumes"]
+    assert {"name": "volume-1", "secret": {"secretName": "wandb"}} in spec["volumes"]
+    assert spec["imagePullSecrets"] == [{"name": "hub"}]
+
+
+def containers_of(spec: Json) -> list[Json]:
+    return [*spec["initContainers"], *spec["containers"]]
+
+
+def test_with_a_user_a_pod_is_all_that_the_level_restricted_wants() -> None:
+    _, [pod] = run_pods(an_order(pod={"user": 1000}), TERMS, 1)
+    assert pod["spec"]["securityContext"] == {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000}
+    for container in containers_of(pod["spec"]):
+        assert container["securityContext"] == {
+            "runAsUser": 1000,
+            "runAsNonRoot": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+    allowed = {"emptyDir", "projected", "persistentVolumeClaim", "secret", "configMap"}
+    assert all(each.keys() - {"name"} <= allowed for each in pod["spec"]["volumes"])
+
+
+@pytest.mark.parametrize("given", [{}, {"user": 0}])
+def test_without_a_user_agent_and_job_are_root_whatever_the_image_says(given: Json) -> None:
+    """Both have to read the same files; the image of the job may have a user of its own."""
+    _, [pod] = run_pods(an_order(pod=given), TERMS, 1)
+    assert {each["securityContext"]["runAsUser"] for each in containers_of(pod["spec"])} == {0}
+    assert not any("runAsNonRoot" in each["securityContext"] for each in containers_of(pod["spec"]))
+
+
+def test_volumes_are_told_apart_however_alike_their_names_are_and_mounted_where_they_are_wanted() -> None:
+    claims = [("a.b", "/1"), ("a-b", "/2"), (f"{'x' * 70}1", "/3"), (f"{'x' * 70}2", "/4"), ("a.b", "/5")]
+    volumes = [{"name": name, "path": path} for name, path in claims]
+    _, [pod] = run_pods(an_order(pod={"volumes": volumes}), TERMS, 1)
+    made = {
+        each["name"]: each["persistentVolumeClaim"] for each in pod["spec"]["volumes"] if "persistentVolumeClaim" in each
+    }
+    assert len(made) == 4
+    [container] = pod["spec"]["containers"]
+    mounted = {
+        each["mountPath"]: made[each["name"]]["claimName"] for each in container["volumeMounts"] if each["name"] in made
+    }
+    assert mounted == {path: name for name, path in claims}
+
+
+def test_pods_tolerate_and_fetch_with_what_the_operator_says_and_sidecars_ask_for_little() -> None:
+    terms = replace(TERMS, tolerated=("dedicated",), pull_secrets=("ours", "hub"))
+    _, [pod] = run_pods(an_order(pod={"pull_secrets": ["hub"]}), terms, 1)
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "hub"}, {"name": "ours"}]
+    assert [each["key"] for each in pod["spec"]["tolerations"]] == [GPU, "dedicated"]
+    for each in pod["spec"]["initContainers"]:
+        assert each["resources"]["requests"].keys() == {"cpu", "memory"}
+        assert each["resources"]["limits"].keys() == {"memory"}
 
 
 # What pods end of

@@ -106,7 +106,11 @@ class KubernetesOptions:
     nodes          label selector of the nodes that Poise uses; empty: all that have GPUs
     image          of Poise, for the agents in pods
     certificate    with which agents check the server, PEM; None: with those of the image
-    gangs          whether pods are placed that others create
+    scheduler      pods of others with this schedulerName are placed by Poise;  gangs: whether any are
+    resource       what Kubernetes calls a GPU
+    tolerate       keys of taints that do not keep jobs away from a node
+    pull_secrets   secrets of the namespace with which nodes fetch Poise's own image
+    lease_seconds  of the lease by which one instance leads
     lock           name of the lock on the state directory that this process has; empty: it has none
     transport      of requests to the API server; None: the network (tests have another)
     """
@@ -120,6 +124,8 @@ class KubernetesOptions:
     scheduler: str = names.SCHEDULER
     resource: str = names.GPU_RESOURCE
     gangs: bool = True
+    tolerate: Sequence[str] = ()
+    pull_secrets: Sequence[str] = ()
     lease_seconds: float = 15.0
     lock: str = ""
     transport: httpx.AsyncBaseTransport | None = None
@@ -168,7 +174,7 @@ class KubernetesBackend(RemoteBackend):
         self._namespace = options.namespace or self._config.namespace
         self._lease = lease
         self._known_nodes = {node.name: NodeHistory(node) for node in nodes}
-        self._discovery = Discovery()
+        self._discovery = Discovery(resource=options.resource, tolerated=options.tolerate)
         self._refusal: Exception | None = None
         self._dirty_nodes: set[str] = set()
         self._node_types = 0, NodeTypes((), options.resource)  # as of so many changes of nodes
@@ -182,7 +188,7 @@ class KubernetesBackend(RemoteBackend):
         certificate = "" if options.certificate is None else options.certificate.read_text()
         self._terms = PodTerms(
             self._namespace, service.identity, access.url, options.image, certificate, options.resource,
-            options.scheduler,
+            options.scheduler, options.tolerate, options.pull_secrets,
         )  # fmt: skip
         super().__init__((), state_dir, self._hear_agents, access, lease=lease, checkpoints=checkpoints)
         if self._refusal is not None:
@@ -515,10 +521,9 @@ class KubernetesBackend(RemoteBackend):
         changes, there = self._node_types
         if changes != self._view.node_changes:
             nodes = self._view.nodes.values()
-            there = NodeTypes(
-                ((found, node.gpu_type) for found in nodes if (node := self._discovery.node_of(found))),
-                self._options.resource,
-            )
+            usable = (found for found in nodes if self._discovery.barrier_of(found) is None)
+            typed = ((found, node.gpu_type) for found in usable if (node := self._discovery.node_of(found)))
+            there = NodeTypes(typed, self._options.resource)
             self._node_types = self._view.node_changes, there
         types, problem = there.of(gang)
         if problem is not None and any(label in problem for label in self._discovery.type_labels):
@@ -558,7 +563,8 @@ class KubernetesBackend(RemoteBackend):
             known.silent_since = None if not is_silent else known.silent_since or self._loop.time()
             strangers = [pod for pod in self._view.at(name) if not self._is_ours(pod)]
             ours = {slot for run in self._all.table.at(name) for node_name, slot in run.gpus if node_name == name}
-            now = seen(known.node, found, strangers, ours, self._why_lost(known))
+            barrier = None if found is None else self._discovery.barrier_of(found)
+            now = seen(known.node, found, strangers, ours, self._why_lost(known), barrier)
             if now != known.reported:
                 is_changed |= known.reported is None or known.reported.node != now.node
                 known.reported = now

@@ -12,6 +12,7 @@ from poise.scheduler.model.cluster import Node
 from poise.service.backends.api import NodeState
 from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.objects import NodeInfo, PodInfo
+from poise.service.backends.kubernetes.places import BARRIERS, PASSING_TAINTS
 from poise.service.backends.local.gpus import gpu_type
 from poise.service.wire.request import NAME
 
@@ -31,10 +32,17 @@ class Seen(NamedTuple):
 
 
 class Discovery(NamedTuple):
-    """How nodes are read: which of their labels name the type of GPU, and the rack, the first that is there."""
+    """How nodes are read.
+
+    type_labels   labels that name the type of GPU, the first that is there;  rack_labels: the same for the rack
+    resource      what a GPU is called
+    tolerated     keys of taints that keep none of our jobs away
+    """
 
     type_labels: Sequence[str] = names.TYPE_LABELS
     rack_labels: Sequence[str] = names.RACK_LABELS
+    resource: str = names.GPU_RESOURCE
+    tolerated: Collection[str] = ()
 
     def node_of(self, found: NodeInfo) -> Node | None:
         """Return the node as Poise knows it; None: it has no GPUs, none of one type, or a name that Poise cannot use."""
@@ -49,6 +57,17 @@ class Discovery(NamedTuple):
     def type_label(self, found: NodeInfo) -> str | None:
         """Return what its label says that its GPUs are."""
         return next((found.labels[each] for each in self.type_labels if found.labels.get(each)), None)
+
+    def barrier_of(self, found: NodeInfo) -> str | None:
+        """Return the taint that keeps jobs away from a node; None: there is none.
+
+        Pods that are created on a node or bound to it bypass its taints, so Poise has to heed them itself.
+        """
+        for key, value, effect in found.taints:
+            is_for_all = key != self.resource and key not in self.tolerated and not key.startswith(PASSING_TAINTS)
+            if effect in BARRIERS and is_for_all:
+                return f"{key}={value}:{effect}" if value else f"{key}:{effect}"
+        return None
 
     def problem_of(self, found: NodeInfo) -> str | None:
         """Say what is odd about a node that has GPUs, in one sentence for the operator; None: nothing."""
@@ -68,13 +87,21 @@ class Discovery(NamedTuple):
         return None
 
 
-def seen(node: Node, found: NodeInfo | None, strangers: Iterable[PodInfo], ours: Collection[int], lost: str | None) -> Seen:
+def seen(
+    node: Node,
+    found: NodeInfo | None,
+    strangers: Iterable[PodInfo],
+    ours: Collection[int],
+    lost: str | None,
+    barrier: str | None = None,
+) -> Seen:
     """Say how a node is.
 
     found       what Kubernetes says of it; None: it was deleted
     strangers   pods that hold GPUs there and are none of our runs
     ours        slots of our runs
     lost        why nothing of ours can run there any more; None: it can
+    barrier     the taint that keeps new jobs away; None: there is none
     """
     if found is None:
         text = "it was deleted from the Kubernetes cluster"
@@ -84,6 +111,10 @@ def seen(node: Node, found: NodeInfo | None, strangers: Iterable[PodInfo], ours:
         return Seen(node, NodeState.UNREACHABLE if lost is None else NodeState.LOST, lost or text, ())
     if found.is_cordoned:
         return Seen(node, NodeState.UP, "it is cordoned (kubectl uncordon gives it back)", tuple(range(node.gpus)))
+    if barrier is not None:
+        key = barrier.partition(":")[0].partition("=")[0]
+        text = f"its taint {barrier} keeps jobs away (poise serve --tolerate {key} lets them in)"
+        return Seen(node, NodeState.UP, text, tuple(range(node.gpus)))
     pods = sorted(strangers, key=lambda pod: pod.key)
     taken = sum(pod.gpus for pod in pods)
     free = [slot for slot in range(node.gpus - 1, -1, -1) if slot not in ours]

@@ -27,6 +27,8 @@ CERTIFICATE = f"{names.PREFIX}/certificate"  # annotation with which agents chec
 STARTER = f"{SHARED}/lib/poise/service/backends/local/runner/starter.py"
 LEAVING_SECONDS = 30  # beyond the time in which a job saves: for TERM, KILL, and the agent's last words
 JOB_CONTAINER, AGENT_CONTAINER, FILES_CONTAINER = "job", "poise-agent", "poise-files"
+SIDECAR = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
+"""Of the agent, which takes some 100 MB. Where a namespace has a quota, pods have to say what they ask for."""
 NO_RIGHTS = "poise-job"  # service account without any rights
 
 
@@ -34,9 +36,10 @@ NO_RIGHTS = "poise-job"  # service account without any rights
 class PodTerms:
     """What all pods of a service have in common.
 
-    service       identity of the service;  term: of its leadership
+    service       identity of the service
     server        URL where agents connect;  certificate: with which they check it, PEM; empty: with those of their image
-    image         of Poise itself
+    image         of Poise itself;  pull_secrets: with which nodes fetch it
+    tolerated     keys of taints that pods tolerate, besides that of the GPUs
     """
 
     namespace: str
@@ -46,6 +49,8 @@ class PodTerms:
     certificate: str = ""
     resource: str = names.GPU_RESOURCE
     scheduler: str = names.SCHEDULER
+    tolerated: Sequence[str] = ()
+    pull_secrets: Sequence[str] = ()
 
 
 class RunPods(NamedTuple):
@@ -104,10 +109,21 @@ def _pod(order: RunOrder, number: int, part: RunPart, terms: PodTerms, term: int
         agent += ["--tls-ca", f"{SECRETS}/ca.crt"]
     user = request.pod.user
     as_user = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
+    # Agent and job read each other's files and processes, so they are one user: root, unless the job says otherwise, also
+    # where the image has another one.
+    security: Json = {"runAsUser": user or 0, "allowPrivilegeEscalation": False}
+    if user:  # all that the pod security level `restricted` wants
+        security |= {
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+    # Root of a job keeps what containers usually have, such as setuid programs of its image.
+    job_security = security if user else {"runAsUser": 0}
+    secrets_to_pull = dict.fromkeys((*request.pod.pull_secrets, *terms.pull_secrets))
+    volumes, mounts = _volumes(request.pod.volumes)
     shared = [{"name": "poise", "mountPath": SHARED}]
     secrets = [{"name": "poise-secrets", "mountPath": SECRETS, "readOnly": True}]
-    # Unless the job says otherwise its image runs as root, and the agent has to be able to read and end what the job does.
-    agent_user = {"runAsUser": 0 if user is None else user, "allowPrivilegeEscalation": False}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -132,19 +148,16 @@ def _pod(order: RunOrder, number: int, part: RunPart, terms: PodTerms, term: int
             "automountServiceAccountToken": False,
             "serviceAccountName": request.pod.service_account or NO_RIGHTS,
             "terminationGracePeriodSeconds": round(request.checkpoint.deadline) + LEAVING_SECONDS,
-            "tolerations": [{"key": terms.resource, "operator": "Exists"}],
-            **(
-                {"imagePullSecrets": [{"name": each} for each in request.pod.pull_secrets]}
-                if request.pod.pull_secrets
-                else {}
-            ),
+            "tolerations": [{"key": each, "operator": "Exists"} for each in (terms.resource, *terms.tolerated)],
+            **({"imagePullSecrets": [{"name": each} for each in secrets_to_pull]} if secrets_to_pull else {}),
             **({"securityContext": as_user} if as_user else {}),
             "initContainers": [
                 {
                     "name": FILES_CONTAINER,
                     "image": terms.image,
                     "command": ["poise", "agent", "--install", f"{SHARED}/lib"],
-                    "securityContext": agent_user,
+                    "resources": SIDECAR,
+                    "securityContext": security,
                     "volumeMounts": shared,
                 },
                 {
@@ -152,7 +165,8 @@ def _pod(order: RunOrder, number: int, part: RunPart, terms: PodTerms, term: int
                     "image": terms.image,
                     "restartPolicy": "Always",
                     "command": agent,
-                    "securityContext": agent_user,
+                    "resources": SIDECAR,
+                    "securityContext": security,
                     "volumeMounts": shared + secrets,
                 },
             ],
@@ -162,7 +176,8 @@ def _pod(order: RunOrder, number: int, part: RunPart, terms: PodTerms, term: int
                     "image": request.image,
                     "command": ["python3", STARTER, f"{SHARED}/starter"],
                     "resources": _resources(request, len(part.slots), terms.resource),
-                    "volumeMounts": [*shared, {"name": "shm", "mountPath": "/dev/shm"}, *map(_mount, request.pod.volumes)],
+                    "securityContext": job_security,
+                    "volumeMounts": [*shared, {"name": "shm", "mountPath": "/dev/shm"}, *mounts],
                 }
             ],
             "volumes": [
@@ -170,7 +185,7 @@ def _pod(order: RunOrder, number: int, part: RunPart, terms: PodTerms, term: int
                 # What data loaders of several processes pass batches through; Docker's own has 64 MB.
                 {"name": "shm", "emptyDir": {"medium": "Memory"}},
                 {"name": "poise-secrets", "projected": {"defaultMode": 0o440, "sources": _secrets(terms)}},
-                *{_volume_name(each): _volume(each) for each in request.pod.volumes}.values(),
+                *volumes,
             ],
         },
     }
@@ -196,18 +211,26 @@ def _secrets(terms: PodTerms) -> list[Json]:
     return sources
 
 
-def _volume_name(volume: Volume) -> str:
-    return f"{volume.kind}-{volume.name}".replace(".", "-")[: names.LONGEST].rstrip("-")
+def _volumes(wanted: Sequence[Volume]) -> tuple[list[Json], list[Json]]:
+    """Return the volumes of a job, and where its container mounts them. What is mounted at two places is one volume.
 
-
-def _volume(volume: Volume) -> Json:
-    source = {
-        "claim": {"persistentVolumeClaim": {"claimName": volume.name}},
-        "secret": {"secret": {"secretName": volume.name}},
-        "config": {"configMap": {"name": volume.name}},
-    }[volume.kind]
-    return {"name": _volume_name(volume), **source}
-
-
-def _mount(volume: Volume) -> Json:
-    return {"name": _volume_name(volume), "mountPath": volume.path, **({"readOnly": True} if volume.read_only else {})}
+    They are named by number: names of claims may be longer than those of volumes, and have dots.
+    """
+    numbers: dict[tuple[str, str], str] = {}
+    for each in wanted:
+        numbers.setdefault((each.kind, each.name), f"volume-{len(numbers)}")
+    sources = {
+        "claim": lambda name: {"persistentVolumeClaim": {"claimName": name}},
+        "secret": lambda name: {"secret": {"secretName": name}},
+        "config": lambda name: {"configMap": {"name": name}},
+    }
+    volumes = [{"name": number, **sources[kind](name)} for (kind, name), number in numbers.items()]
+    mounts = [
+        {
+            "name": numbers[each.kind, each.name],
+            "mountPath": each.path,
+            **({"readOnly": True} if each.read_only else {}),
+        }
+        for each in wanted
+    ]
+    return volumes, mounts

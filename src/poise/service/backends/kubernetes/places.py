@@ -12,7 +12,7 @@ from poise.service.backends.kubernetes.objects import Json, Key, NodeInfo, PodIn
 
 MOST_SHAPES = 1024  # of pods that are remembered
 PASSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")  # of nodes that are not ready, or cordoned
-_BARRIERS = ("NoSchedule", "NoExecute")
+BARRIERS = ("NoSchedule", "NoExecute")  # effects of taints that keep pods away
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -108,7 +108,7 @@ class NodeTypes:
         if not shapes:
             return (), None
         if not self._nodes:
-            return (), "the cluster has no node with GPUs"
+            return (), "the cluster has no node with GPUs that Poise may use"
         admitted = {node.name for node, _ in self._nodes if all(_admits(node, shape, self._resource) for shape in shapes)}
         if not admitted:
             return (), (
@@ -139,7 +139,7 @@ def _admits(node: NodeInfo, shape: _Shape, resource: str) -> bool:
 
 def _tolerates(shape: _Shape, taint: tuple[str, str, str], resource: str) -> bool:
     key, value, effect = taint
-    if effect not in _BARRIERS or key.startswith(PASSING_TAINTS):
+    if effect not in BARRIERS or key.startswith(PASSING_TAINTS):
         return True
     # The ExtendedResourceToleration plug-in tolerates it for pods that ask for GPUs. A helper without any is bound, which
     # asks for no toleration, and belongs to pods that have it; a kubelet would evict it, though.
