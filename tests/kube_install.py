@@ -41,7 +41,7 @@ _IN_NAMESPACES = (
 class Installation:
     """The manifests of a folder on a server, and what is needed to run them; a context manager that removes all of it.
 
-    images   of jobs, besides Poise's own
+    images   of jobs, besides Poise's own, and `bare`, which has no programs
     """
 
     def __init__(self, server: KubeServer, folder: Path, images: tuple[str, ...] = ("job",)) -> None:
@@ -61,6 +61,7 @@ class Installation:
             images={
                 "poise:0.1.0": Image(entrypoint=["poise"], path=HERE, environment=known),
                 **{name: Image(path=HERE) for name in images},
+                "bare": Image(path="/nowhere"),
             },
             claims={"state-poise-0": state, PYTHON: Path(sys.base_prefix)},
             resolve=self.resolved,

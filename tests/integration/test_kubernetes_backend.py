@@ -39,9 +39,9 @@ def last_report(stage: FakeKubeStage, node: str) -> NodeReport:
 def test_what_users_write_on_pods_never_ends_the_back_end(opened: Callable[..., FakeKubeStage], epoch: str) -> None:
     stage = opened()
     stage.joined("v100-0")
-    notes = {names.JOB: "1", names.EPOCH: epoch}
-    for number, labels in enumerate(({}, {names.SERVICE: "another", names.JOB: "1", names.EPOCH: epoch[:60]})):
-        stage.fake.add("pods", a_pod(f"p{number}", 1, "other", node="v100-0", annotations=notes, labels=labels))
+    for number, scheduler in enumerate(("other", "poise")):
+        notes = {names.JOB: "1", names.EPOCH: epoch}
+        stage.fake.add("pods", a_pod(f"p{number}", 1, scheduler, node="v100-0", annotations=notes))
     until(lambda: len(last_report(stage, "v100-0").withheld) == 2)
 
 
@@ -96,6 +96,6 @@ def test_a_pod_or_service_of_somebody_else_is_not_taken_for_the_run_s_own(
     parts = tuple(RunPart(node, "v100", (0,)) for node in ("v100-0", "v100-1"))
     stage.backend.launch(an_order("7", request, parts=parts))
     ended = stage.wait(RunEnded, "7")
-    assert (ended.how, ended.cause) == (RunEnding.FAILED, "incorrect-inputs")
+    assert (ended.how, ended.cause) == (RunEnding.FAILED, "node-exhausted"), "the next run has another name"
     assert any("none of this service" in str(values.get("text")) for _, values in stage.log.lines)
     assert stage.fake.exists(kind, name, stage.namespace), "it is left alone"

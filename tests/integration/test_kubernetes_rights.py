@@ -130,6 +130,23 @@ def run_jobs_of_poise(installation: Installation) -> None:
     installation.poise(*words, "-n", "two", "-g", "6", "--replicas", "gpu", "--", "sh", "-c", script)
     installation.poise("wait", "two")
     assert "rank 0 of 6" in installation.poise("logs", "two")
+    run_into_trouble(installation, words)
+
+
+def run_into_trouble(installation: Installation, words: tuple[str, ...]) -> None:
+    """A job whose image has no Python, which its pod says; and one whose names others have taken."""
+    admin = installation.server.admin
+    installation.poise(*words[:-3], "--image", "bare", "--no-venv", "--retries", "0", "-n", "bare", "--", "true")
+    until(lambda: any("has no python3" in each["message"] for each in events(installation.server, JOBS)))
+    number = 1 + max(int(each["id"]) for each in json.loads(installation.poise("queue", "--state", "all", "--json"))["jobs"])
+    spec = {"containers": [{"name": "main", "image": "job"}]}
+    admin.post(f"/api/v1/namespaces/{JOBS}/pods", {"metadata": {"name": f"poise-{number}-1-0"}, "spec": spec})
+    service = {"metadata": {"name": f"poise-{number + 1}-1"}, "spec": {"clusterIP": "None"}}
+    admin.post(f"/api/v1/namespaces/{JOBS}/services", service)
+    for name, gpus in (("taken", "1"), ("taken-service", "6")):
+        installation.poise(*words, "-n", name, "-g", gpus, "--replicas", "gpu", "--", "true")
+        installation.poise("wait", name)
+        assert len(json.loads(installation.poise("show", name, "--json"))["runs"]) == 2, "the second one has other names"
 
 
 def test_all_that_poise_does_works_with_its_rights_and_needs_each_of_them(installed: Installation) -> None:
@@ -280,7 +297,8 @@ def test_a_missing_right_is_named_in_one_sentence(fresh_kube: KubeServer, tmp_pa
     """For each right that is asked for at the start: all the others are granted."""
     server, space = fresh_kube, fresh_kube.namespace("jobs")
     config, review = server.kubeconfig("alice"), "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    everything = {each[:3]: each for each in (*GANG_RIGHTS, *RIGHTS)}.values()  # some are needed everywhere, and asked twice
+    twice = {each[:3] for each in RIGHTS}  # those that it needs everywhere to schedule pods of others
+    everything = [*RIGHTS, *(each for each in GANG_RIGHTS if each[:3] not in twice)]
     for number, (verb, group, resource, scope) in enumerate(everything):
         for role in ("clusterroles", "clusterrolebindings"):
             for each in server.admin.list(f"/apis/rbac.authorization.k8s.io/v1/{role}"):

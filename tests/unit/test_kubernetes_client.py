@@ -16,8 +16,8 @@ from tests.simulated_time import clock, simulate
 from poise.service.backends.kubernetes.access import KubeConfig
 from poise.service.backends.kubernetes.actions import Actions
 from poise.service.backends.kubernetes.client import KubeClient, Page
-from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, ExpiredError
-from poise.service.backends.kubernetes.leadership import Leadership, LeadershipLostError
+from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, ExpiredError, LeadershipLostError
+from poise.service.backends.kubernetes.leadership import Leadership
 
 Json = dict[str, Any]
 ALL_PODS, POD_PATH = "/api/v1/pods", "/api/v1/namespaces/default/pods"
@@ -171,12 +171,14 @@ def test_no_more_requests_are_under_way_than_there_are_connections() -> None:
 
 
 def acting(work: Callable[[FakeKubernetes, Actions, Leadership], Any]) -> None:
-    async def run(fake: FakeKubernetes, client: KubeClient) -> None:
+    async def run(fake: FakeKubernetes, _client: KubeClient) -> None:
         leadership = Leadership(fake.client(), "poise", "leader", "a", clock=clock)
         await leadership.acquire(lambda _text: None)
         holding = asyncio.create_task(leadership.hold())
         try:
-            await work(fake, Actions(client, leadership), leadership)
+            writer = fake.client(may_write=leadership.is_leading)
+            await work(fake, Actions(writer, leadership), leadership)
+            await writer.aclose()
         finally:
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
@@ -194,7 +196,6 @@ def test_a_change_is_tried_again_until_it_is_done(fault: int | str) -> None:
         fake.fail(fault, next=3, where=is_creation)
         await actions.persist(lambda: actions.client.post(POD_PATH, a_pod("p")))
         assert [pod["metadata"]["name"] for pod in fake.all(PODS)] == ["p"]
-        assert actions.unavailable is None
 
     acting(work)
 
@@ -231,10 +232,30 @@ def test_who_does_not_lead_any_more_changes_nothing() -> None:
             await trying
         fake._faults.clear()
         with pytest.raises(LeadershipLostError):
-            await actions.attempt(lambda: actions.client.post(POD_PATH, a_pod("p")))
+            await actions.client.post(POD_PATH, a_pod("p"))
         assert not fake.all(PODS)
+        assert await actions.client.get("/api/v1/pods"), "it may look on"
 
     acting(work)
+
+
+def test_what_has_waited_for_its_turn_is_not_sent_by_who_has_lost_the_lead_meanwhile() -> None:
+    sent: list[float] = []
+
+    async def slow(_request: httpx.Request) -> httpx.Response:
+        sent.append(clock())
+        await asyncio.sleep(1.0)
+        return httpx.Response(200, json={})
+
+    async def work() -> None:
+        config = KubeConfig("http://k8s.test")
+        client = KubeClient(config, transport=httpx.MockTransport(slow), connections=2, may_write=lambda: clock() < 2.5)
+        done = await asyncio.gather(*(client.post(POD_PATH, {}) for _ in range(10)), return_exceptions=True)
+        assert sent == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
+        assert [isinstance(each, LeadershipLostError) for each in done] == [False] * 6 + [True] * 4
+        await client.aclose()
+
+    simulate(work)
 
 
 # Lists

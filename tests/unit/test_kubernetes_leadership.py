@@ -14,7 +14,8 @@ from tests.fake_kubernetes import LEASES, FakeKubernetes, FakeTransport
 from tests.simulated_time import clock, simulate
 
 from poise.service.backends.kubernetes.client import KubeClient
-from poise.service.backends.kubernetes.leadership import Leadership, LeadershipLostError
+from poise.service.backends.kubernetes.errors import LeadershipLostError
+from poise.service.backends.kubernetes.leadership import Leadership
 
 SECONDS = 15.0
 

@@ -48,6 +48,7 @@ FOR_GANGS = {
     ("create", "", "pods/binding", EVERYWHERE),
     ("patch", "", "pods/status", EVERYWHERE),
     ("create", "", "pods/eviction", EVERYWHERE),
+    ("list", "policy", "poddisruptionbudgets", EVERYWHERE),
     ("create", "", "events", EVERYWHERE),
     ("patch", "", "events", EVERYWHERE),
     ("list", "batch", "jobs", EVERYWHERE),

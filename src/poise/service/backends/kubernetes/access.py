@@ -16,6 +16,7 @@ from pathlib import Path
 from time import monotonic, time  # noqa: TID251 - a credential is good until a time of the wall clock
 from typing import NamedTuple
 
+import httpx
 import yaml
 
 from poise.scheduler.model.errors import RequestError
@@ -366,6 +367,14 @@ def _from_files(files: Sequence[Path], context: str | None, environ: Mapping[str
     server = cluster.text("server")
     if not server.startswith(("https://", "http://")):
         raise RequestError(f"{cluster.what}: server is {server!r}; it begins with https:// or http://")
+    proxy = cluster.text("proxy-url")
+    if proxy and not proxy.startswith(("https://", "http://")):
+        raise RequestError(f"{cluster.what}: proxy-url is {proxy!r}; Poise knows proxies of http:// and https:// alone")
+    for name, url in (("server", server), ("proxy-url", proxy)):
+        try:
+            httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise RequestError(f"{cluster.what}: {name} is {url!r}, which is no URL: {words_of(error)}") from error
     verify = _context_of(cluster, user)
     return KubeConfig(
         server=server.rstrip("/"),
@@ -373,7 +382,7 @@ def _from_files(files: Sequence[Path], context: str | None, environ: Mapping[str
         verify=verify,
         credential=Credential() if user is None else _credential(user, cluster, verify, environ),
         server_name=cluster.text("tls-server-name") or None,
-        proxy=cluster.text("proxy-url") or None,
+        proxy=proxy or None,
         source=f"{chosen.file}, context {wanted!r}",
     )
 

@@ -49,11 +49,11 @@ from poise.service.backends.kubernetes.actions import Actions
 from poise.service.backends.kubernetes.authority import PodAuthority
 from poise.service.backends.kubernetes.client import KubeClient
 from poise.service.backends.kubernetes.discovery import Discovery, Seen, seen
-from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError
+from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, LeadershipLostError
 from poise.service.backends.kubernetes.gang_runs import GangRuns, Questions
 from poise.service.backends.kubernetes.gangs import GANG_KEY, Gang, GangIndex
 from poise.service.backends.kubernetes.kube_run import KubeRun, KubeRuns, Life
-from poise.service.backends.kubernetes.leadership import Leadership, LeadershipLostError
+from poise.service.backends.kubernetes.leadership import Leadership
 from poise.service.backends.kubernetes.manifests import LEAVING_SECONDS, PodTerms, links_of
 from poise.service.backends.kubernetes.mirror import Mirror
 from poise.service.backends.kubernetes.objects import Json, NodeInfo, PodInfo
@@ -92,6 +92,7 @@ RIGHTS = (
 GANG_RIGHTS = (
     ("list", "", "namespaces", None), ("watch", "", "namespaces", None),
     ("create", "", "pods/binding", None), ("create", "", "pods/eviction", None), ("patch", "", "pods/status", None),
+    ("list", "policy", "poddisruptionbudgets", None),
     ("create", "", "events", None), ("patch", "", "events", None),
     ("list", "batch", "jobs", None), ("watch", "batch", "jobs", None), ("patch", "batch", "jobs", None),
 )  # fmt: skip
@@ -270,7 +271,7 @@ class KubernetesBackend(RemoteBackend):
             job = pod.labels.get(names.JOB, "")
             number = names.number(job)
             if not pod.is_over and (number is None or number > highest):
-                self._pods.unknown.add(pod.uid)
+                self._pods.unknown[pod.uid] = names.run_key(pod.labels)
                 self._log.warning("pod-unknown", pod=pod.name, job=job, text="the journal never had it; it is left alone")
 
     def _own_pods(self) -> list[PodInfo]:
@@ -301,6 +302,12 @@ class KubernetesBackend(RemoteBackend):
         if run is not None and run.order.request.pods is None:
             self._pods.kill(run, reason)
 
+    def _tell_end(self, run: KubeRun, end: RunEnded) -> None:
+        """Report the end of a run; before it, what others hold where it was, or the core would give that out again."""
+        self._dirty_nodes.update(part.node for part in run.order.gpus)
+        self._report_nodes()
+        self._tell(end)
+
     def _life_of(self, run: KubeRun) -> Life:
         return self._pods.live if run.order.request.pods is None else self._gangs.live
 
@@ -320,27 +327,30 @@ class KubernetesBackend(RemoteBackend):
 
     async def _serve(self) -> None:
         options = self._options
-        self._client = KubeClient(self._config, transport=options.transport)
-        urgent = KubeClient(self._config, transport=options.transport, connections=4)  # what must not wait behind others
+        # Renewals of the lease wait for nothing else: neither for what is changed, nor for reviews of agents' tokens, of
+        # which a restart makes one per pod at once.
+        urgent = KubeClient(self._config, transport=options.transport, connections=4)
+        reviews = KubeClient(self._config, transport=options.transport, connections=4)
         self._tasks: set[asyncio.Task[None]] = set()
         self._identity = f"{socket.gethostname()}-{secrets.token_hex(6)}"
         leadership = Leadership(
             urgent, self._namespace, LEASE_NAME, self._identity, lock=options.lock, seconds=options.lease_seconds
         )
+        self._client = KubeClient(self._config, transport=options.transport, may_write=leadership.is_leading)
         self._actions = Actions(self._client, leadership)
         self._index = GangIndex(options.scheduler)
         self._view = ClusterView(options.scheduler, options.resource, self._dirty_nodes.add, self._pod_changed)
         self._pods = PodRuns(self._view, self._actions, self._runs, self._terms, self._state)
         questions = Questions(self._tenant_of, self._types_of, self._is_lost, lambda job: any(self._all.table.of(job)))
         self._gangs = GangRuns(self._index, self._view, self._actions, self._tell, questions, self._start)
-        self._all = KubeRuns(self._tell, self._life_of, self._fail, self._tell_trouble)
+        self._all = KubeRuns(self._tell_end, self._life_of, self._fail, self._tell_trouble)
         self._reasons = ReasonWriter(self._client, self._identity, is_leading=leadership.is_leading)
         unknown = self._pods.unknown
-        self._authority = PodAuthority(urgent, self._view, self._namespace, lambda pod: pod.uid in unknown)
+        self._authority = PodAuthority(reviews, self._view, self._namespace, lambda pod: pod.uid in unknown)
         self._mirrors: list[Mirror] = []
         try:
             try:
-                await self._prepare(leadership)
+                await self._prepare(leadership, urgent)
             except (PoiseError, TimeoutError) as error:
                 self._refusal = error if isinstance(error, PoiseError) else PoiseError(self._not_synced())
                 return  # which lets the constructor go on
@@ -354,21 +364,21 @@ class KubernetesBackend(RemoteBackend):
             await asyncio.gather(*self._tasks, return_exceptions=True)
             with suppress(PoiseError, httpx.HTTPError):
                 await leadership.release()
-            await self._client.aclose()
-            await urgent.aclose()
+            for client in (self._client, urgent, reviews):
+                await client.aclose()
 
-    async def _prepare(self, leadership: Leadership) -> None:
+    async def _prepare(self, leadership: Leadership, reviews: KubeClient) -> None:
         """Check the rights, lead, and look at the cluster; PoiseError says in one sentence what is in the way."""
         try:
-            await self._check_rights(RIGHTS, "it")
+            await self._check_rights(reviews, RIGHTS, "it")
             kinds = []
             if self._options.gangs:
-                await self._check_rights(GANG_RIGHTS, "with --gangs it")
+                await self._check_rights(reviews, GANG_RIGHTS, "with --gangs it")
                 kinds = [(path, kind) for path, kind in OPTIONAL if await self._is_defined(path)]
                 for path, kind in kinds:
                     group, plural = path.split("/")[2], path.rpartition("/")[2]
                     rights = [(verb, group, plural, None) for verb in ("list", "watch", "patch")]
-                    await self._check_rights(rights, f"to schedule each {kind} it")
+                    await self._check_rights(reviews, rights, f"to schedule each {kind} it")
             await leadership.acquire(lambda text: self._log.info("waiting-for-leadership", text=text))
         except ApiError as error:
             raise RequestError(f"{self._config.server}: {error.message}") from error
@@ -388,7 +398,7 @@ class KubernetesBackend(RemoteBackend):
         self._note_unknown()
         self._log.info("leading", term=leadership.term, identity=self._identity, server=self._config.server)
 
-    async def _check_rights(self, rights: Iterable[tuple[str, str, str, str | None]], who: str) -> None:
+    async def _check_rights(self, reviews: KubeClient, rights: Iterable[tuple[str, str, str, str | None]], who: str) -> None:
         for verb, group, resource, scope in rights:
             kind, _, name = resource.partition(" ")
             plural, _, sub = kind.partition("/")
@@ -400,7 +410,7 @@ class KubernetesBackend(RemoteBackend):
                 "kind": "SelfSubjectAccessReview",
                 "spec": {"resourceAttributes": asked},
             }
-            answer = await self._client.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
+            answer = await reviews.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
             if not (answer.get("status") or {}).get("allowed"):
                 where = "" if scope is None else f" in namespace {self._namespace}"
                 raise RequestError(
@@ -450,7 +460,7 @@ class KubernetesBackend(RemoteBackend):
         next_retry, behind = 0.0, ""
         while True:
             if self._is_adopted:
-                self._dirty_nodes.update(name for name, each in self._known_nodes.items() if each.silent_since is not None)
+                self._look_at_silent_nodes()
                 self._report_nodes()
                 if self._loop.time() >= next_retry:
                     next_retry = self._loop.time() + REFUSED_SECONDS
@@ -481,10 +491,20 @@ class KubernetesBackend(RemoteBackend):
             self._gangs_changed()
 
     def _owner_event(self, kind: str, change: str, found: Json) -> None:
-        if change == "DELETED":
-            self._index.remove_owner(found["metadata"]["uid"])
+        uid = found["metadata"]["uid"]
+        try:
+            owner = None if change == "DELETED" else read_owner({"kind": kind, **found}, self._options.resource)
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
+            # Of kinds that others have defined: one that nobody can read must not end the service, now or at each start.
+            owner, meta = None, found["metadata"]
+            if uid not in self._warned:
+                self._warned.add(uid)
+                text = f"{kind} {meta.get('namespace')}/{meta['name']} cannot be read: {error!r}; it is left alone"
+                self._log.warning("owner-odd", text=text)
+        if owner is None:
+            self._index.remove_owner(uid)
         else:
-            self._index.put_owner(read_owner({"kind": kind, **found}, self._options.resource))
+            self._index.put_owner(owner)
         self._gangs_changed()
 
     def _gangs_changed(self) -> None:
@@ -563,14 +583,25 @@ class KubernetesBackend(RemoteBackend):
             known.silent_since = None if not is_silent else known.silent_since or self._loop.time()
             strangers = [pod for pod in self._view.at(name) if not self._is_ours(pod)]
             ours = {slot for run in self._all.table.at(name) for node_name, slot in run.gpus if node_name == name}
-            barrier = None if found is None else self._discovery.barrier_of(found)
-            now = seen(known.node, found, strangers, ours, self._why_lost(known), barrier)
+            closed = None if found is None else self._discovery.why_closed(found)
+            now = seen(known.node, found, strangers, ours, self._why_lost(known), closed)
             if now != known.reported:
                 is_changed |= known.reported is None or known.reported.node != now.node
                 known.reported = now
                 self._tell(NodeReport(now.node, now.state, time(), now.evidence, now.withheld))
         if is_changed:
             self._gangs.retry_refused()
+
+    def _look_at_silent_nodes(self) -> None:
+        """Look again at nodes that are not Ready, as time passes; forget those that are lost and were deleted."""
+        for name, known in [*self._known_nodes.items()]:
+            if known.silent_since is None:
+                continue
+            is_lost = known.reported is not None and known.reported.state is NodeState.LOST
+            if is_lost and name not in self._view.nodes and not any(self._all.table.at(name)):
+                del self._known_nodes[name]  # autoscalers make and delete nodes without end
+            elif not is_lost or name in self._view.nodes:
+                self._dirty_nodes.add(name)
 
     def _warn_of(self, found: NodeInfo | None) -> None:
         """Tell the operator once what is odd about a node."""
@@ -598,6 +629,8 @@ class KubernetesBackend(RemoteBackend):
     def _is_ours(self, pod: PodInfo) -> bool:
         """Whether a pod belongs to an open run, whose GPUs the core knows of."""
         is_created = pod.labels.get(names.SERVICE) == self._terms.service
+        if pod.uid in self._pods.unknown:
+            return False
         key = names.run_key(pod.labels if is_created else pod.annotations)
         run = None if key is None else self._all.table.get(key)
         if run is None:
@@ -636,9 +669,8 @@ class KubernetesBackend(RemoteBackend):
         order, pods = run.order, run.order.request.pods
         self._log.warning("run-trouble", job=order.job, epoch=order.epoch, cause=cause, text=text)
         if pods is None:
-            keys = [(self._namespace, link) for link in links_of(order)]
+            found = [pod for link in links_of(order) if (pod := self._pods.pod(link)) is not None]
         else:
             gang = self._index.get(pods.key)
-            keys = [] if gang is None else [pod.key for pod in gang.pods[:1]]
-        found = [pod for key in keys if (pod := self._view.pods.get(key)) is not None]
+            found = [] if gang is None else [*gang.pods[:1]]
         self._reasons.tell_once(found, "run-trouble", f"Poise's job {order.job}: {text}")

@@ -20,7 +20,13 @@ import httpx
 from poise.scheduler.model.errors import PoiseError
 from poise.service.backends.kubernetes.access import Authorization, KubeConfig
 from poise.service.backends.kubernetes.connections import IDLE_SECONDS, KEEP_ALIVE, KeepAliveTransport
-from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, ExpiredError, words_of
+from poise.service.backends.kubernetes.errors import (
+    ApiError,
+    ApiUnavailableError,
+    ExpiredError,
+    LeadershipLostError,
+    words_of,
+)
 from poise.service.backends.kubernetes.objects import Json
 
 REQUEST_SECONDS = 30.0  # for a request and its answer
@@ -52,6 +58,7 @@ class KubeClient:
     At most `connections` requests are under way at a time; the others wait their turn, and watches do not count. So whatever
     must not wait behind others, such as the renewal of a lease, has a client of its own.
 
+    may_write   asked directly before anything but a GET is sent; if not, LeadershipLostError is raised instead
     calls   requests so far by Kubernetes' verbs: get, list, watch, create, update, patch, delete
     """
 
@@ -62,10 +69,12 @@ class KubeClient:
         transport: httpx.AsyncBaseTransport | None = None,
         connections: int = 16,
         seconds: float = REQUEST_SECONDS,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self.config = config
         self.calls: Counter[str] = Counter()
         self._transport, self._connections, self._seconds = transport, connections, seconds
+        self._may_write = may_write
         self._turns = asyncio.Semaphore(connections)
         self._http = self._new_http()
         self._serial = 0
@@ -203,6 +212,9 @@ class KubeClient:
         for is_again in (False, True):
             self.calls[verb] += 1
             request = self._request(method, path, headers, httpx.Timeout(self._seconds, connect=CONNECT_SECONDS), content)
+            # Only now: a request may have waited long for its turn, or for a credential.
+            if method != "GET" and not self._may_write():
+                raise LeadershipLostError("this service does not lead any more")
             try:
                 async with asyncio.timeout(self._seconds):
                     return await self._http.send(request), used

@@ -69,6 +69,18 @@ class Discovery(NamedTuple):
                 return f"{key}={value}:{effect}" if value else f"{key}:{effect}"
         return None
 
+    def why_closed(self, found: NodeInfo) -> str | None:
+        """Say why a node that is Ready takes no new jobs; None: it does."""
+        if found.is_cordoned:
+            return "it is cordoned (kubectl uncordon gives it back)"
+        barrier = self.barrier_of(found)
+        if barrier is not None:
+            key = barrier.partition(":")[0].partition("=")[0]
+            return f"its taint {barrier} keeps jobs away (poise serve --tolerate {key} lets them in)"
+        if self.node_of(found) is None:  # it had some, or Poise would not know it
+            return f"it offers no {self.resource} of one type any more"
+        return None
+
     def problem_of(self, found: NodeInfo) -> str | None:
         """Say what is odd about a node that has GPUs, in one sentence for the operator; None: nothing."""
         if found.gpus < 1:
@@ -93,7 +105,7 @@ def seen(
     strangers: Iterable[PodInfo],
     ours: Collection[int],
     lost: str | None,
-    barrier: str | None = None,
+    closed: str | None,
 ) -> Seen:
     """Say how a node is.
 
@@ -101,7 +113,7 @@ def seen(
     strangers   pods that hold GPUs there and are none of our runs
     ours        slots of our runs
     lost        why nothing of ours can run there any more; None: it can
-    barrier     the taint that keeps new jobs away; None: there is none
+    closed      why it takes no new jobs, if it is Ready; None: it does
     """
     if found is None:
         text = "it was deleted from the Kubernetes cluster"
@@ -109,12 +121,8 @@ def seen(
     if not found.is_ready:
         text = f"it is not Ready: {found.message or 'its kubelet does not report'}"
         return Seen(node, NodeState.UNREACHABLE if lost is None else NodeState.LOST, lost or text, ())
-    if found.is_cordoned:
-        return Seen(node, NodeState.UP, "it is cordoned (kubectl uncordon gives it back)", tuple(range(node.gpus)))
-    if barrier is not None:
-        key = barrier.partition(":")[0].partition("=")[0]
-        text = f"its taint {barrier} keeps jobs away (poise serve --tolerate {key} lets them in)"
-        return Seen(node, NodeState.UP, text, tuple(range(node.gpus)))
+    if closed is not None:
+        return Seen(node, NodeState.UP, closed, tuple(range(node.gpus)))
     pods = sorted(strangers, key=lambda pod: pod.key)
     taken = sum(pod.gpus for pod in pods)
     free = [slot for slot in range(node.gpus - 1, -1, -1) if slot not in ours]

@@ -19,6 +19,10 @@ class ExpiredError(ApiError):
     """A resource version or a page is too old for the server (410): list again."""
 
 
+class LeadershipLostError(PoiseError):
+    """This process may no longer act on the cluster."""
+
+
 class ApiUnavailableError(PoiseError):
     """The API server gave no answer, or one that may pass. A write may have been done or not.
 

@@ -9,6 +9,7 @@ there is. If a bind fails, the rest of the gang is bound at the next look, so a 
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,13 +32,12 @@ from poise.service.backends.api import (
 from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.actions import Actions
 from poise.service.backends.kubernetes.client import PatchKind
-from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError
+from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, LeadershipLostError
 from poise.service.backends.kubernetes.gangs import GANG_KEY, Gang, GangIndex, Preempts
 from poise.service.backends.kubernetes.kube_run import KubeRun
-from poise.service.backends.kubernetes.leadership import LeadershipLostError
 from poise.service.backends.kubernetes.objects import Json, Key, PodInfo
 from poise.service.backends.kubernetes.owners import SUSPENDED_BY, OwnerInfo, OwnerPhase
-from poise.service.backends.kubernetes.places import placement_of
+from poise.service.backends.kubernetes.places import label_fits, placement_of
 from poise.service.backends.kubernetes.view import ClusterView
 from poise.service.wire.draft import clean_name
 from poise.service.wire.request import JobRequest, PreemptionMode, RetrySpec, first_problem
@@ -67,6 +67,13 @@ class FoundGang:
     def may_report(self) -> bool:
         """Whether it was refused, and may be reported again. What was reported and not answered yet may not."""
         return self.problem is not None and not self.is_final
+
+
+class Obstacle(NamedTuple):
+    """Why pods cannot be bound to the places that were chosen for them. `is_lasting`: waiting is of no use."""
+
+    text: str
+    is_lasting: bool
 
 
 class Questions(NamedTuple):
@@ -345,11 +352,40 @@ class GangRuns:
         places = placement_of(gang, [(part.node, len(part.slots)) for part in run.order.gpus])
         if places is None:
             return False
+        obstacle = self._obstacle(unbound, places)
+        if obstacle is not None:
+            if obstacle.is_lasting and _may_go(gang):
+                self._leave(run, "job-preempted", f"run {run.order.epoch} gave its GPUs back: {obstacle.text}")
+            return False
         slots = {part.node: part for part in run.order.gpus}
         bindings = (self._bind_pod(run, gang.key, pod, slots[places[pod.key]]) for pod in unbound)
         done = await asyncio.gather(*bindings)
         bound |= {pod.key: pod.uid for pod, is_bound in zip(unbound, done, strict=True) if is_bound}
         return all(done)
+
+    def _obstacle(self, unbound: Iterable[PodInfo], places: Mapping[Key, str]) -> Obstacle | None:
+        """Say why pods cannot be bound to their places now; None: they can.
+
+        The core chose the places when they were free. Since then pods of others may have been bound there, or the node was
+        closed; and pods that the owner makes again may have come before those that they replace are gone. If they were bound
+        all the same, the kubelet would refuse them, which Jobs count as failures.
+        """
+        wanted: Counter[str] = Counter()
+        for pod in unbound:
+            wanted[places[pod.key]] += pod.gpus
+        for node, gpus in wanted.items():
+            found = self._view.nodes.get(node)
+            if found is None or not found.is_ready:
+                return Obstacle(f"node {node} is not Ready", is_lasting=False)
+            if found.is_cordoned:
+                return Obstacle(f"node {node} is cordoned", is_lasting=True)
+            there = [*self._view.at(node)]
+            stays = sum(pod.gpus for pod in there if not pod.ending)
+            if gpus and stays + gpus > found.gpus:
+                return Obstacle(f"other pods hold {stays} of the {found.gpus} GPUs of node {node}", is_lasting=True)
+            if gpus and sum(pod.gpus for pod in there) + gpus > found.gpus:
+                return Obstacle(f"pods on node {node} are still ending", is_lasting=False)
+        return None
 
     async def _bind_pod(self, run: KubeRun, gang: str, pod: PodInfo, part: RunPart) -> bool:
         """Bind a pod; say whether it is, or may be, bound.
@@ -396,7 +432,39 @@ class GangRuns:
             return
         if gang.preempts is Preempts.NEVER and run.desired is not DesiredState.GONE:
             return
-        await asyncio.gather(*(self._evict(run, pod) for pod in gang.pods if pod.node))
+        pods = [pod for pod in gang.pods if pod.node]
+        if {pod.key: pod.uid for pod in pods}.items() >= bound.items():  # none has left yet
+            obstacle = await self._budget_obstacle(gang.namespace, pods)
+            if obstacle is not None:
+                run.trouble("job-preempted", f"{gang.what} cannot be evicted now: {obstacle}")
+                return
+        await asyncio.gather(*(self._evict(run, pod) for pod in pods))
+
+    async def _budget_obstacle(self, namespace: str, pods: Sequence[PodInfo]) -> str | None:
+        """Say which disruption budget does not allow that all these pods leave; None: they may.
+
+        Budgets count pods one by one. Of a gang of which some may leave and others not, nothing would be left that works.
+        """
+        path = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+        try:
+            budgets = (await self._actions.client.get(path)).get("items") or ()
+        except ApiUnavailableError as error:
+            return error.text  # asked again at the next look
+        guarded: set[Key] = set()
+        for budget in budgets:
+            # Kubernetes lets pods go that have not started, whatever their budget says.
+            hit = [
+                pod
+                for pod in pods
+                if pod.phase == "Running" and _is_selected(pod, (budget.get("spec") or {}).get("selector"))
+            ]
+            name, allowed = budget["metadata"]["name"], (budget.get("status") or {}).get("disruptionsAllowed") or 0
+            if len(hit) > allowed:
+                return f"disruption budget {name} allows {allowed} of its {len(hit)} pods to leave"
+            if any(pod.key in guarded for pod in hit):
+                return f"several disruption budgets select its pods ({name} is one), and Kubernetes evicts no such pod"
+            guarded.update(pod.key for pod in hit)
+        return None
 
     async def _resume(self, run: KubeRun, gang: Gang) -> None:
         if _is_suspended_by_us(gang):
@@ -424,12 +492,13 @@ class GangRuns:
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         try:
-            await self._actions.attempt(lambda: self._actions.client.post(path, body))
+            await self._actions.client.post(path, body)
         except ApiUnavailableError:
             pass  # tried again at the next look
         except ApiError as error:
             if error.status not in (404, 409):  # 429: a disruption budget says: not now
-                run.trouble("job-preempted", f"pod {pod.name} cannot be evicted now: {error.message}")
+                what = "may not" if error.status == 403 else "cannot now"
+                run.trouble("job-preempted", f"pod {pod.name} {what} be evicted: {error.message}")
 
     # Owners that their users have resumed
 
@@ -455,7 +524,7 @@ class GangRuns:
 
 def request_of(gang: Gang, types: tuple[str, ...]) -> JobRequest:
     """Make the request of a gang; ValidationError says what is wrong with its annotations."""
-    size = sum(pod.gpus > 0 for pod in gang.pods) or gang.size or 1  # while it is suspended it has no pods
+    size = sum(pod.gpus > 0 for pod in gang.pods) or gang.workers or gang.size or 1  # suspended, it has no pods
     mode = PreemptionMode.NEVER if gang.preempts is Preempts.NEVER else PreemptionMode.RESTART
     fields: dict[str, Any] = {
         "name": clean_name(gang.name),
@@ -482,6 +551,15 @@ def _end_of_gone(run: KubeRun, pods: Sequence[PodInfo]) -> RunEnded:
     if any(pod.phase == "Failed" and not pod.ending for pod in pods) and not run.must_end:
         return run.ended(RunEnding.FAILED, _failure_of(pods), _codes(pods))
     return run.ended(RunEnding.YIELDED)  # it was deleted
+
+
+def _is_selected(pod: PodInfo, selector: Json | None) -> bool:
+    """Whether a label selector selects a pod; an empty one selects all, and none at all selects nothing."""
+    if selector is None:
+        return False
+    return all(pod.labels.get(name) == text for name, text in (selector.get("matchLabels") or {}).items()) and all(
+        label_fits(pod.labels.get(each["key"]), each) for each in selector.get("matchExpressions") or ()
+    )
 
 
 def _have_succeeded(pods: Sequence[PodInfo]) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 from time import time  # noqa: TID251 - events carry the time at which things happened
 
-from poise.service.backends.api import DesiredState, OnEvent, RunEnded, RunEnding, RunNotice, RunOrder
+from poise.service.backends.api import DesiredState, RunEnded, RunEnding, RunNotice, RunOrder
 from poise.service.backends.run_table import Gpu, Key, RunTable
 
 LOOK_SECONDS = 2.0  # longest time between two looks at a run: a change that was missed is noticed then
@@ -85,6 +85,7 @@ Life = Callable[[KubeRun], Awaitable[RunEnded]]
 class KubeRuns:
     """All runs that are not over.
 
+    on_end       called with a run that is over, and how it ended
     life_of      how a run lives, from when its GPUs are free to its end
     on_fault     called with an exception that no run should raise
     on_trouble   called with a run that cannot go on
@@ -92,13 +93,13 @@ class KubeRuns:
 
     def __init__(
         self,
-        on_event: OnEvent,
+        on_end: Callable[[KubeRun, RunEnded], None],
         life_of: Callable[[KubeRun], Life],
         on_fault: Callable[[Exception], None],
         on_trouble: Callable[[KubeRun], None],
     ) -> None:
         self.table: RunTable[KubeRun] = RunTable()
-        self._on_event, self._life_of, self._on_fault, self._on_trouble = on_event, life_of, on_fault, on_trouble
+        self._on_end, self._life_of, self._on_fault, self._on_trouble = on_end, life_of, on_fault, on_trouble
 
     def adopt(self, runs: list[KubeRun]) -> None:
         """Take up runs of before a restart: first those that have to go, as others may wait for their GPUs."""
@@ -161,7 +162,7 @@ class KubeRuns:
             self._on_fault(error)
             return
         self.table.remove(run)
-        self._on_event(end)
+        self._on_end(run, end)
         for waiter in run.waiters:
             if end.how is RunEnding.FINISHED and waiter.key[0] == run.key[0]:
                 self.kill(waiter.key, "the job has finished on its way out", 0.0)  # nothing is left to do

@@ -24,9 +24,8 @@ from time import time  # noqa: TID251 - a Lease carries, for people, the time at
 from typing import NamedTuple
 from uuid import uuid4
 
-from poise.scheduler.model.errors import PoiseError
 from poise.service.backends.kubernetes.client import KubeClient
-from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError
+from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, LeadershipLostError
 from poise.service.backends.kubernetes.objects import Json
 from poise.service.backends.local.runner.fence import since_boot
 
@@ -34,10 +33,6 @@ ACTING_PART = 2 / 3  # of the duration, for which the holder acts after it sent 
 RENEWING_PART = 1 / 5  # of the duration, after which the holder renews, and another looks again
 ANSWER_PART = 1 / 4  # of the duration, for which an answer is awaited: there is time for a second try
 AGAIN_PART = 1 / 30  # of the duration, between a try to renew that failed and the next
-
-
-class LeadershipLostError(PoiseError):
-    """This process may no longer act on the cluster."""
 
 
 class _Mark(NamedTuple):

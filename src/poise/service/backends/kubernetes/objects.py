@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from math import isnan
 from typing import Any, NamedTuple
 
 from poise.service.backends.kubernetes import names
@@ -17,6 +18,8 @@ _SUFFIXES = {
     "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "n": 1e-9, "u": 1e-6,
     "E": 1e18, "Ei": 2.0**60,
 }  # fmt: skip
+MOST = 2.0**53
+"""Of any quantity. Kubernetes refuses larger ones in pods; what others have defined, as JobSets, may say infinitely much."""
 _KEPT_PREFIXES = (
     names.PREFIX + "/",
     "kueue.x-k8s.io/",
@@ -190,17 +193,18 @@ def requested(spec: Json, resource: str) -> float:
 
 
 def quantity(text: str | float) -> float:
-    """Read a quantity such as `500m` or `16Gi`; one that makes no sense counts as nothing."""
+    """Read a quantity such as `500m` or `16Gi`: at least nothing, which counts for what makes no sense, at most MOST."""
     if isinstance(text, int | float):
-        return float(text)
+        return min(max(0.0, float(text)), MOST)
     number = text.rstrip("".join({*"".join(_SUFFIXES)}))
     try:
-        return float(number) * _SUFFIXES[text[len(number) :]]
+        value = float(number) * _SUFFIXES[text[len(number) :]]
     except (ValueError, KeyError):
         try:
-            return float(text)  # 1e3
+            value = float(text)  # 1e3
         except ValueError:
             return 0.0
+    return 0.0 if isnan(value) else min(max(0.0, value), MOST)
 
 
 def controller_of(found: Json) -> Owner | None:

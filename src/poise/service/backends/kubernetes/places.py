@@ -134,7 +134,7 @@ def _admits(node: NodeInfo, shape: _Shape, resource: str) -> bool:
         return False
     if any(not _tolerates(shape, taint, resource) for taint in node.taints):
         return False
-    return not shape.affinity or any(_term_holds(node, term) for term in _terms(shape.affinity))
+    return not shape.affinity or any(_termlabel_fits(node, term) for term in _terms(shape.affinity))
 
 
 def _tolerates(shape: _Shape, taint: tuple[str, str, str], resource: str) -> bool:
@@ -158,17 +158,18 @@ def _terms(affinity: str) -> tuple[Json, ...]:
     return tuple(json.loads(affinity).get("nodeSelectorTerms") or ())
 
 
-def _term_holds(node: NodeInfo, term: Json) -> bool:
+def _termlabel_fits(node: NodeInfo, term: Json) -> bool:
     """Whether a node matches all that a term asks for; an empty one matches none."""
     expressions, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
     if not expressions and not fields:
         return False
-    return all(_holds(node.labels.get(each["key"]), each) for each in expressions) and all(
-        each["key"] == "metadata.name" and _holds(node.name, each) for each in fields
+    return all(label_fits(node.labels.get(each["key"]), each) for each in expressions) and all(
+        each["key"] == "metadata.name" and label_fits(node.name, each) for each in fields
     )
 
 
-def _holds(found: str | None, expression: Json) -> bool:
+def label_fits(found: str | None, expression: Json) -> bool:
+    """Whether a label, or None, fits an expression of a node selector or a label selector."""
     operator = expression.get("operator")
     values: Sequence[str] = expression.get("values") or ()
     match operator:

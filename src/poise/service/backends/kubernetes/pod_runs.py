@@ -18,20 +18,24 @@ from poise.durable import replace_file
 from poise.service.backends.api import DesiredState, RunEnded, RunEnding, RunNotice, RunOrder, RunPart
 from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.actions import Actions
-from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError
+from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, words_of
 from poise.service.backends.kubernetes.kube_run import KubeRun
 from poise.service.backends.kubernetes.manifests import JOB_CONTAINER, LEAVING_SECONDS, PodTerms, links_of, run_pods
 from poise.service.backends.kubernetes.objects import ContainerState, Json, PodInfo
 from poise.service.backends.kubernetes.view import ClusterView
 from poise.service.backends.local.state_dir import StateDir
 from poise.service.backends.remote.runs import RemoteRuns
+from poise.service.backends.run_table import Key
 
 END_FILE = "ended.json"  # in the directory of a job: how its latest run ended
 NEWS_SECONDS = 5.0  # for the last words of an agent, after its pod has ended
 PULL_SECONDS = 600.0  # for an image that cannot be fetched at first
+START_SECONDS = 3 * PULL_SECONDS  # for a pod that does not start and does not say why: large images take long
+KEEP_AGAIN_SECONDS = 5.0  # between two tries to write down how a run has ended
 KILL_GRACE = 10  # seconds between TERM and KILL in a pod whose job is not wanted any more
 
 NEVER_BEGAN = "node-exhausted"  # cause of a pod that its node did not take: no fault of the job
+TAKEN = "Taken"  # reason of an ApiError: something that is not ours has the name
 NO_IMAGE, BAD_IMAGE = "image-missing", "program-missing"
 _REFUSED = ("OutOf", "UnexpectedAdmissionError", "NodeAffinity", "NodePorts", "Taint")
 _HOPELESS = (
@@ -44,12 +48,12 @@ _PULLING = ("ErrImagePull", "ImagePullBackOff")
 class PodRuns:
     """How runs live that Poise has started. All of it belongs to the loop of the back end.
 
-    unknown   uids of pods of this service whose jobs the journal never had
+    unknown   pods of this service whose jobs the journal never had: their runs, by uid
     """
 
     def __init__(self, view: ClusterView, actions: Actions, remote: RemoteRuns, terms: PodTerms, state: StateDir) -> None:
         self._view, self._actions, self._remote, self._terms, self._state = view, actions, remote, terms, state
-        self.unknown: set[str] = set()
+        self.unknown: dict[str, Key | None] = {}
         self._last: dict[str, PodInfo] = {}  # pods of open runs as they were last seen, by name
         self._failing_since: dict[str, float] = {}  # since when they cannot start, for a reason that may pass
         self._over_since: dict[str, float] = {}
@@ -96,7 +100,7 @@ class PodRuns:
                 self._expect(run)
                 self._remote.launch(self.order_for_agents(run.order))
             # With the pod of rank 0, which is created last, there have been all of them: what is missing was deleted.
-            if self._pod(links_of(run.order)[0]) is None:
+            if self.pod(links_of(run.order)[0]) is None:
                 await self._create(run)
             while run.said is None:
                 self._look(run)
@@ -105,7 +109,7 @@ class PodRuns:
                     await self._delete(run)
                 if run.said is None:
                     await run.wait()
-            await asyncio.to_thread(self._keep_end, run.said)
+            await self._keep(run, run.said)
         await self._remove(run)
         for link in links_of(run.order):
             self._remote.forget(link)
@@ -135,7 +139,9 @@ class PodRuns:
                 )
             except ApiError as error:
                 text = f"its {kind[:-1]} {document['metadata']['name']} was refused: {error.message}"
-                cause = NEVER_BEGAN if error.status in (403, 429) and "quota" in error.message else "incorrect-inputs"
+                # The next run has another epoch, and so names that may be free.
+                is_passing = error.reason == TAKEN or (error.status in (403, 429) and "quota" in error.message)
+                cause = NEVER_BEGAN if is_passing else "incorrect-inputs"
                 run.trouble(cause, text)
                 self._give_up(run, text, cause)
                 return
@@ -154,8 +160,8 @@ class PodRuns:
             found = await self._actions.client.get(f"{path}/{document['metadata']['name']}")
             labels = found["metadata"].get("labels") or {}
             is_ours = all(labels.get(name) == text for name, text in document["metadata"]["labels"].items())
-            if not is_ours or found["metadata"]["uid"] in self.unknown:
-                raise ApiError(409, "AlreadyExists", f"{error.message}, and it is none of this service") from error
+            if not is_ours or names.run_key(labels) in self.unknown.values():
+                raise ApiError(409, TAKEN, f"{error.message}, and it is none of this service") from error
 
     def _give_up(self, run: KubeRun, evidence: str, cause: str) -> None:
         for link in links_of(run.order):
@@ -166,7 +172,7 @@ class PodRuns:
     def _look(self, run: KubeRun) -> None:
         """Tell of pods that have ended, were deleted, or cannot start: their agents say nothing more."""
         for link in links_of(run.order):
-            pod = self._pod(link)
+            pod = self.pod(link)
             if pod is None:
                 self._look_for_deleted(link)
                 continue
@@ -174,10 +180,12 @@ class PodRuns:
             problem = start_problem(pod)
             if problem is not None:
                 self._look_at_failing(run, pod, *problem)
-                continue
-            self._failing_since.pop(link, None)
-            if pod.is_over:
+            elif pod.is_over:
                 self._look_at_ended(run, pod)
+            elif self._has_joined(link) or pod.phase != "Pending":
+                self._failing_since.pop(link, None)
+            else:
+                self._look_at_silent(run, pod)
 
     def _look_for_deleted(self, link: str) -> None:
         # A pod that is gone before its containers have ended may live on a node that is cut off: its lease decides.
@@ -193,6 +201,17 @@ class PodRuns:
             run.trouble(cause, text)
             self._remote.give_up(pod.name, text, cause)
 
+    def _look_at_silent(self, run: KubeRun, pod: PodInfo) -> None:
+        """Tell of a pod that does not start and does not say why: a claim that is missing, for example."""
+        now = asyncio.get_running_loop().time()
+        since = self._failing_since.setdefault(pod.name, now)
+        if now - since >= PULL_SECONDS:
+            where = f"kubectl describe pod {pod.name} -n {pod.namespace}"
+            text = f"its pod {pod.name} has not started for {PULL_SECONDS / 60:g} minutes; {where} shows what it waits for"
+            run.trouble(NEVER_BEGAN, text)
+            if now - since >= START_SECONDS:
+                self._remote.give_up(pod.name, text, NEVER_BEGAN)
+
     def _look_at_ended(self, run: KubeRun, pod: PodInfo) -> None:
         """Give up a pod that has ended once its agent has had time for its last words."""
         loop = asyncio.get_running_loop()
@@ -207,11 +226,14 @@ class PodRuns:
         found = self._remote.links.get(link)
         return found is not None and found.spec is not None
 
-    def _pod(self, link: str) -> PodInfo | None:
-        return self._view.pods.get((self._terms.namespace, link))
+    def pod(self, link: str) -> PodInfo | None:
+        """Return a pod of ours; one of another service, or of an unknown job, may have the same name."""
+        pod = self._view.pods.get((self._terms.namespace, link))
+        is_ours = pod is not None and pod.labels.get(names.SERVICE) == self._terms.service and pod.uid not in self.unknown
+        return pod if is_ours else None
 
     def _pods(self, run: KubeRun) -> Iterator[PodInfo]:
-        return (pod for link in links_of(run.order) if (pod := self._pod(link)) is not None)
+        return (pod for link in links_of(run.order) if (pod := self.pod(link)) is not None)
 
     # Its end
 
@@ -222,20 +244,40 @@ class PodRuns:
                 return RunEnded(**{**found, "how": RunEnding(found["how"]), "codes": tuple(found["codes"])})
         return None
 
+    async def _keep(self, run: KubeRun, end: RunEnded) -> None:
+        """Write down how a run has ended, however long the disk is full: until then its pods say so."""
+        while True:
+            try:
+                await asyncio.to_thread(self._keep_end, end)
+            except OSError as error:
+                run.trouble("storage-full", f"its end cannot be written down: {words_of(error)}")
+                await asyncio.sleep(KEEP_AGAIN_SECONDS)
+            else:
+                return
+
     def _keep_end(self, end: RunEnded) -> None:
         folder = self._state.job_path(end.job)
         folder.mkdir(mode=0o700, exist_ok=True)
         replace_file(folder / END_FILE, json.dumps(asdict(end)) + "\n")
 
     async def _delete(self, run: KubeRun) -> None:
-        """Ask for the deletion of a run's pods, and of its service."""
-        base = f"/api/v1/namespaces/{self._terms.namespace}"
-        paths = [f"{base}/pods/{pod.name}" for pod in self._pods(run)]
-        if len(run.order.gpus) > 1:
-            paths.append(f"{base}/services/{names.service_name(run.order.job, run.order.epoch)}")
-        for path in paths:
+        """Ask for the deletion of a run's pods and of its service, by their uids: others may have their names by then."""
+        base, client = f"/api/v1/namespaces/{self._terms.namespace}", self._actions.client
+        for pod in [*self._pods(run)]:
             with suppress(ApiError):  # it is gone, which is as good
-                await self._actions.persist(lambda path=path: self._actions.client.delete(path, grace=KILL_GRACE))  # type: ignore[misc]
+                await self._actions.persist(
+                    lambda pod=pod: client.delete(f"{base}/pods/{pod.name}", uid=pod.uid, grace=KILL_GRACE)  # type: ignore[misc]
+                )
+        if len(run.order.gpus) > 1:
+            path = f"{base}/services/{names.service_name(run.order.job, run.order.epoch)}"
+            with suppress(ApiError):
+                await self._actions.persist(lambda: self._delete_service(path))
+
+    async def _delete_service(self, path: str) -> None:
+        head = (await self._actions.client.get(path))["metadata"]
+        labels = head.get("labels") or {}
+        if labels.get(names.SERVICE) == self._terms.service and names.run_key(labels) not in self.unknown.values():
+            await self._actions.client.delete(path, uid=head["uid"])
 
     async def _remove(self, run: KubeRun) -> None:
         """Delete its pods; return once they hold no GPUs any more."""
