@@ -267,6 +267,32 @@ def test_server_sidecars_and_certificate_are_of_one_image_with_a_version(folder:
     assert image.rpartition(":")[2] == __version__
 
 
+def overlay(tmp_path: Path, text: str) -> list[Json]:
+    """The documents of an overlay with this text, beside those that there are."""
+    folder = tmp_path / "kubernetes"
+    shutil.copytree(KUBERNETES, folder)
+    (folder / "overlays" / "ours").mkdir()
+    (folder / "overlays" / "ours" / "kustomization.yaml").write_text(text, encoding="utf-8")
+    return rendered(folder / "overlays" / "ours")
+
+
+@pytest.mark.parametrize(
+    ("says", "image"),
+    [
+        ("newName: example/poise", "example/poise:0.1.0"),
+        ("newName: localhost:5000/a/poise, newTag: '7'", "localhost:5000/a/poise:7"),
+        ("digest: 'sha256:24a0c4b4'", "poise@sha256:24a0c4b4"),
+    ],
+)
+def test_an_overlay_that_names_the_image_of_the_server_names_that_of_the_sidecars(
+    says: str, image: str, tmp_path: Path
+) -> None:
+    documents = overlay(tmp_path, f"resources: [../../base]\nimages: [{{name: poise, {says}}}]\n")
+    assert (server_of(documents)["image"], options_of(documents)["image"]) == (image, image)
+    (first,) = the(documents, "StatefulSet")["spec"]["template"]["spec"]["initContainers"]
+    assert first["image"] == image
+
+
 def test_the_service_leads_to_the_ports_of_the_server() -> None:
     documents = rendered()
     service = the(documents, "Service")
@@ -320,12 +346,7 @@ def test_the_overlay_of_a_site_says_what_sites_say() -> None:
 
 
 def test_a_certificate_of_ones_own_takes_the_place_of_the_one_that_is_made(tmp_path: Path) -> None:
-    shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
-    folder = tmp_path / "kubernetes" / "overlays" / "own"
-    folder.mkdir()
-    lines = ["resources: [../../base]", "components: [../../components/own-certificate]"]
-    (folder / "kustomization.yaml").write_text("\n".join(lines) + "\n")
-    documents = rendered(folder)
+    documents = overlay(tmp_path, "resources: [../../base]\ncomponents: [../../components/own-certificate]\n")
     pod = the(documents, "StatefulSet")["spec"]["template"]["spec"]
     assert not pod.get("initContainers")
     assert options_of(documents)["tls_cert"] == Path("/etc/poise/tls/tls.crt")
