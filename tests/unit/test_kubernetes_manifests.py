@@ -328,6 +328,22 @@ def test_network_policies_select_what_there_is(folder: str) -> None:
     assert by_agents == ["poise-agents"]
 
 
+def test_the_server_reaches_itself_the_api_server_and_any_name_service() -> None:
+    """By its own service as well: `kubectl exec poise-0 -- poise nodes` calls the address that the server announces."""
+    documents = rendered()
+    policy = the(documents, "NetworkPolicy", "poise-egress")
+    itself, names_of_hosts, api_server = policy["spec"]["egress"]
+    (peer,) = itself["to"]
+    assert peer == {"podSelector": policy["spec"]["podSelector"]}
+    (api,) = (each["port"] for each in the(documents, "Service")["spec"]["ports"] if each["name"] == "api")
+    assert itself["ports"] == [{"protocol": "TCP", "port": api}]
+    # CoreDNS in kube-system, OpenShift's in a namespace of its own with a port of its own, a cache on the node: no pod at all.
+    assert "to" not in names_of_hosts
+    ports = [(each["protocol"], each["port"]) for each in names_of_hosts["ports"]]
+    assert sorted(ports) == [("TCP", 53), ("TCP", 5353), ("UDP", 53), ("UDP", 5353)]
+    assert api_server == {"ports": [{"protocol": "TCP", "port": 443}, {"protocol": "TCP", "port": 6443}]}
+
+
 def test_prometheus_finds_the_service() -> None:
     documents = rendered(SITE)
     monitor = the(documents, "ServiceMonitor")
