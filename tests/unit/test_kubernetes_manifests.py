@@ -337,15 +337,15 @@ def test_the_server_reaches_itself_the_api_server_and_any_name_service() -> None
     assert peer == {"podSelector": policy["spec"]["podSelector"]}
     (api,) = (each["port"] for each in the(documents, "Service")["spec"]["ports"] if each["name"] == "api")
     assert itself["ports"] == [{"protocol": "TCP", "port": api}]
-    # CoreDNS in kube-system, OpenShift's in a namespace of its own with a port of its own, a cache on the node: no pod at all.
+    # CoreDNS is in kube-system, OpenShift's name service in another namespace with another port, a node's cache is no pod.
     assert "to" not in names_of_hosts
     ports = [(each["protocol"], each["port"]) for each in names_of_hosts["ports"]]
     assert sorted(ports) == [("TCP", 53), ("TCP", 5353), ("UDP", 53), ("UDP", 5353)]
     assert api_server == {"ports": [{"protocol": "TCP", "port": 443}, {"protocol": "TCP", "port": 6443}]}
 
 
-def test_prometheus_finds_the_service() -> None:
-    documents = rendered(SITE)
+def test_prometheus_finds_the_service(tmp_path: Path) -> None:
+    documents = overlay(tmp_path, "resources: [../../base]\ncomponents: [../../components/prometheus]\n")
     monitor = the(documents, "ServiceMonitor")
     service = the(documents, "Service")
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
@@ -355,10 +355,30 @@ def test_prometheus_finds_the_service() -> None:
     assert of_kind(rendered(), "ServiceMonitor") == []
 
 
-def test_the_overlay_of_a_site_says_what_sites_say() -> None:
-    documents = rendered(SITE)
-    assert options_of(documents)["nodes"] == "example.com/pool=training"
-    assert the(documents, "StatefulSet")["spec"]["volumeClaimTemplates"][0]["spec"]["storageClassName"] == "fast-ssd"
+def test_the_overlay_of_a_site_works_once_its_image_is_named() -> None:
+    """It differs from the base by the image alone, so that no value in it is an example that has to be found and removed."""
+    (named,) = yaml.safe_load((KUBERNETES / SITE / "kustomization.yaml").read_text(encoding="utf-8"))["images"]
+    of_site, of_base = (yaml.safe_dump_all(rendered(folder)) for folder in (SITE, BASE))
+    assert of_site == of_base.replace(f"poise:{__version__}", f"{named['newName']}:{named['newTag']}")
+    assert of_site != of_base
+
+
+def test_what_a_site_may_want_can_be_uncommented_in_part_or_as_a_whole(tmp_path: Path) -> None:
+    text = (KUBERNETES / SITE / "kustomization.yaml").read_text(encoding="utf-8")
+    items = re.findall(r"^#  - .*\n(?:#    .*\n)*", text, re.MULTILINE)
+    assert len(items) == 8
+    for number, item in enumerate(items):
+        assert overlay(tmp_path / str(number), text.replace(item, item.replace("#", ""), 1)) != rendered(SITE), item
+    documents = overlay(tmp_path / "all", re.sub(r"^#  ", "  ", text, flags=re.MULTILINE))
+    assert sorted(granted(documents)) == sorted(ALWAYS)  # only-poise-jobs
+    assert of_kind(documents, "ServiceMonitor")
+    assert {"name": "TLS", "value": "/etc/poise/tls"} in server_of(documents)["env"]
+    server = the(documents, "StatefulSet")["spec"]
+    assert server["volumeClaimTemplates"][0]["spec"]["storageClassName"] == "fast-ssd"
+    assert server["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    server_of(documents)["args"].remove("--pull-secret=registry")
+    options = options_of(documents)
+    assert (options["nodes"], options["policy"]) == ("example.com/pool=training", "themis")
 
 
 def test_a_certificate_of_ones_own_takes_the_place_of_the_one_that_is_made(tmp_path: Path) -> None:
