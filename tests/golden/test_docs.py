@@ -22,6 +22,7 @@ from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.action import Action, PreemptionCause
 from poise.scheduler.model.event import Event
 from poise.scheduler.policies.catalogue import POLICIES
+from poise.service.backends.kubernetes.reasons import MENDED_BY_NODES, PROBLEMS, UNSCHEDULABLE, WAITS, WORDS, reason_word
 
 pytestmark = pytest.mark.docs
 
@@ -137,6 +138,17 @@ def test_every_code_of_a_reason_is_in_the_reference() -> None:
     text = _text("docs", "reference", "reasons.md")
     for code in (*Code, *PreemptionCause):
         assert f"| `{code}` |" in text, code
+
+
+def test_every_word_that_kubernetes_shows_is_in_the_reference_with_its_code() -> None:
+    _, _, section = _text("docs", "reference", "reasons.md").partition("## Words that Kubernetes shows\n")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", section.partition("\n## ")[0], re.MULTILINE))
+    assert {UNSCHEDULABLE, WAITS} <= rows.keys()
+    assert all(f"`{code}`" in rows[UNSCHEDULABLE] for code in MENDED_BY_NODES)
+    codes = {word: code.strip("`") for word, code in rows.items() if word not in (UNSCHEDULABLE, WAITS)}
+    assert codes == {reason_word(code): code for code in codes.values()}
+    # A job that has failed waits for nothing, so its code is written nowhere.
+    assert {*WORDS, *PROBLEMS} - {"failed"} <= {*codes.values()}
 
 
 def test_every_setting_of_the_simulator_is_in_the_reference() -> None:
