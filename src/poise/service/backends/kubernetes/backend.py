@@ -69,6 +69,7 @@ from poise.service.backends.remote.links import with_slack
 from poise.service.backends.remote.relay import CheckpointPlaces
 
 LEASE_NAME = "poise"
+NODES = "/api/v1/nodes"
 SYNC_SECONDS = 60.0  # for the first look at the cluster
 LOOK_SECONDS = 1.0  # between two looks at nodes that are not ready, and at gangs that were refused
 REFUSED_SECONDS = 30.0  # after which a gang that was refused is reported again
@@ -385,16 +386,19 @@ class KubernetesBackend(RemoteBackend):
         except ApiUnavailableError as error:
             raise PoiseError(f"no Kubernetes cluster: {error.text}") from error
         self._start(leadership.hold())  # from now on: a look at a large cluster takes longer than a lease lasts
-        self._mirror("/api/v1/nodes", self._view.node_event, labels=self._options.nodes)
+        self._mirror(NODES, self._view.node_event, labels=self._options.nodes)
         self._mirror("/api/v1/pods", self._view.pod_event)
         if self._options.gangs:
             self._mirror("/api/v1/namespaces", self._namespace_event)
             self._mirror("/apis/batch/v1/jobs", partial(self._owner_event, "Job"))
             for path, kind in kinds:
                 self._mirror(path, partial(self._owner_event, kind))
-        async with asyncio.timeout(SYNC_SECONDS):
-            for mirror in self._mirrors:
-                await mirror.synced.wait()
+        try:
+            async with asyncio.timeout(SYNC_SECONDS):
+                await asyncio.gather(*(mirror.first_list() for mirror in self._mirrors))
+        except ApiError as error:
+            raise RequestError(self._refused_list(error)) from error
+        self._warn_of_no_nodes()
         self._note_unknown()
         self._log.info("leading", term=leadership.term, identity=self._identity, server=self._config.server)
 
@@ -436,7 +440,30 @@ class KubernetesBackend(RemoteBackend):
 
     def _not_synced(self) -> str:
         problem = next((each.problem for each in self._mirrors if not each.synced.is_set()), None)
-        return f"no Kubernetes cluster: {self._config.server} did not answer within {SYNC_SECONDS:g} s: {problem}"
+        return f"no Kubernetes cluster: {self._config.server} could not be read within {SYNC_SECONDS:g} s: {problem}"
+
+    def _refused_list(self, error: ApiError) -> str:
+        what, _, said = error.message.partition(": ")
+        if error.status == 400 and what == f"GET {NODES}" and self._options.nodes:
+            return f"--nodes {self._options.nodes[:80]!r}: Kubernetes does not understand this selector: {said}"
+        return f"{self._config.server}: {error.message}"
+
+    def _warn_of_no_nodes(self) -> None:
+        """Tell the operator that there is nothing to run on; nodes may come later."""
+        if any(node.gpus for node in self._view.nodes.values()):
+            return
+        resource, labels = self._options.resource, self._options.nodes
+        if labels:
+            text = (
+                f"no node has {resource} and the labels {labels}; jobs wait until one has:"
+                f" see `kubectl get nodes -l '{labels}'`, and choose others with --nodes"
+            )
+        else:
+            text = (
+                f"no node has {resource}; jobs wait until one has: install the device plug-in of the GPUs,"
+                " or name what it calls them with --gpu-resource"
+            )
+        self._log.warning("no-nodes", text=text)
 
     def _start(self, life: Coroutine[Any, Any, None]) -> None:
         """Run something until the back end is closed; a fault of it is one of the back end."""

@@ -14,6 +14,7 @@ from poise.service.backends.kubernetes.objects import Json, Key
 
 NOT_LISTED = "not listed yet"  # what is wrong with a mirror that is new
 LEAST_PAUSE, MOST_PAUSE = 0.5, 10.0  # seconds between tries of a mirror whose server is away
+REFUSALS = (400, 403, 404)  # of a list: asking again changes nothing
 
 
 class Change(StrEnum):
@@ -60,6 +61,8 @@ class Mirror:
         self._known: dict[Key, _MirroredObject] = {}
         self._version: str | None = None  # from which to watch; None: list first
         self._failures = 0  # in a row
+        self._answered = asyncio.Event()  # whether the first list was complete or refused
+        self._refusal: ApiError | None = None
 
     def __len__(self) -> int:
         return len(self._known)
@@ -77,6 +80,12 @@ class Mirror:
             except (ApiError, ApiUnavailableError) as error:
                 await self._fall_behind(error, error.retry_after)
 
+    async def first_list(self) -> None:
+        """Wait until a list was complete; raise ApiError if the server refused it before any was."""
+        await self._answered.wait()
+        if self._refusal is not None and not self.synced.is_set():
+            raise self._refusal
+
     async def _list(self) -> None:
         seen: set[Key] = set()
         version = ""
@@ -93,6 +102,7 @@ class Mirror:
         if self.problem == NOT_LISTED:
             self.problem = None  # the first list is as new as a watch; that it is not open yet is no trouble
         self.synced.set()
+        self._answered.set()
 
     async def _watch(self) -> None:
         began, events = self._clock(), 0
@@ -138,6 +148,9 @@ class Mirror:
 
     async def _fall_behind(self, error: Exception, retry_after: float | None) -> None:
         self.problem = str(error)
+        if isinstance(error, ApiError) and error.status in REFUSALS and not self.synced.is_set():
+            self._refusal = error
+            self._answered.set()
         if isinstance(error, ExpiredError) and not self._failures:
             self._failures = 1  # list at once; after a second time in a row, pause
             return

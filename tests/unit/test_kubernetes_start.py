@@ -1,0 +1,81 @@
+"""How the Kubernetes back end starts: what is in its way is said in one sentence, and what may be a mistake as a warning."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from tests.fake_kubernetes import FakeKubernetes, FakeTransport, a_node
+from tests.kube_stage import SilentLog
+from tests.remote import listening
+
+from poise.scheduler.model.errors import RequestError
+from poise.service.backends.kubernetes.backend import SYNC_SECONDS, Journal, KubernetesBackend, KubernetesOptions
+from poise.service.backends.remote.backend import AgentAccess
+
+Begin = Callable[..., SilentLog]
+
+
+@pytest.fixture
+def fake() -> FakeKubernetes:
+    """A cluster with one node of four GPUs."""
+    found = FakeKubernetes()
+    found.add("nodes", a_node("v100-0", 4, labels={"pool": "training"}))
+    return found
+
+
+@pytest.fixture
+def begin(fake: FakeKubernetes, tmp_path: Path) -> Begin:
+    """Start a back end with some options and close it again; return what the operator would read."""
+
+    def start(**options: Any) -> SilentLog:
+        given = {"namespace": "poise", "transport": FakeTransport(fake), "config": fake.config(), **options}
+        log = SilentLog()
+        with closing(listening()) as bound:
+            access = AgentAccess(bound, "http://127.0.0.1:1")
+            KubernetesBackend(
+                (), tmp_path, lambda _event: None, access, KubernetesOptions(**given), log, Journal(), lease=60.0
+            ).close()
+        return log
+
+    return start
+
+
+def warnings(log: SilentLog, event: str) -> list[object]:
+    return [values["text"] for each, values in log.lines if each == event]
+
+
+def test_a_selector_that_kubernetes_does_not_understand_ends_the_start_at_once(begin: Begin) -> None:
+    began = monotonic()
+    with pytest.raises(RequestError) as caught:
+        begin(nodes="a ~ b")
+    text = "--nodes 'a ~ b': Kubernetes does not understand this selector: unable to parse requirement: 'a ~ b'"
+    assert str(caught.value) == text
+    assert monotonic() - began < SYNC_SECONDS / 2
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_first_list_that_is_refused_ends_the_start_at_once(begin: Begin, fake: FakeKubernetes, status: int) -> None:
+    fake.fail(status, where=lambda verb, path: (verb, path) == ("list", "/api/v1/pods"), next=100)
+    with pytest.raises(RequestError, match=r"^http://kubernetes\.test: GET /api/v1/pods: "):
+        begin()
+
+
+def test_a_selector_that_selects_no_node_with_gpus_is_warned_of_once(begin: Begin, fake: FakeKubernetes) -> None:
+    fake.add("nodes", a_node("other", 0, labels={"pool": "other"}))
+    for selector in ("pool=other", "pool=none"):
+        assert warnings(begin(nodes=selector), "no-nodes") == [
+            f"no node has nvidia.com/gpu and the labels {selector}; jobs wait until one has: see"
+            f" `kubectl get nodes -l '{selector}'`, and choose others with --nodes"
+        ]
+    assert warnings(begin(nodes="pool=training"), "no-nodes") == []
+    assert warnings(begin(), "no-nodes") == []
+
+
+def test_a_cluster_without_gpus_is_warned_of_once(begin: Begin) -> None:
+    assert warnings(begin(resource="amd.com/gpu"), "no-nodes") == [
+        "no node has amd.com/gpu; jobs wait until one has: install the device plug-in of the GPUs, or name what it calls"
+        " them with --gpu-resource"
+    ]
