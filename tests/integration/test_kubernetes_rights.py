@@ -340,5 +340,5 @@ def test_a_missing_right_is_named_in_one_sentence(fresh_kube: KubeServer, tmp_pa
             )  # fmt: skip
         where = "" if scope is None else f" in namespace {space}"
         said = str(refused.value)
-        assert said.startswith(f"the account that Poise uses may not {verb} {resource}{where}, which "), said
+        assert said.startswith(f"the account that Poise uses may not {verb} {resource}{where}; Poise needs this right"), said
         assert "\n" not in said

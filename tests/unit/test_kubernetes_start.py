@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -11,7 +12,7 @@ from tests.fake_kubernetes import FakeKubernetes, FakeTransport, a_node
 from tests.kube_stage import SilentLog
 from tests.remote import listening
 
-from poise.scheduler.model.errors import RequestError
+from poise.scheduler.model.errors import PoiseError, RequestError
 from poise.service.backends.kubernetes.backend import SYNC_SECONDS, Journal, KubernetesBackend, KubernetesOptions
 from poise.service.backends.remote.backend import AgentAccess
 
@@ -79,3 +80,35 @@ def test_a_cluster_without_gpus_is_warned_of_once(begin: Begin) -> None:
         "no node has amd.com/gpu; jobs wait until one has: install the device plug-in of the GPUs, or name what it calls"
         " them with --gpu-resource"
     ]
+
+
+@pytest.mark.parametrize(
+    ("denied", "what", "purpose"),
+    [
+        (("list", "nodes"), "list nodes", ""),
+        (("get", "leases.coordination.k8s.io"), "get leases poise in namespace poise", ""),
+        (("create", "pods/binding"), "create pods/binding", " with --gangs"),
+        (("list", "jobsets.jobset.x-k8s.io"), "list jobsets", " to schedule JobSets"),
+    ],
+)
+def test_a_right_that_is_missing_is_said_with_what_it_is_for(
+    begin: Begin, fake: FakeKubernetes, denied: tuple[str, str], what: str, purpose: str
+) -> None:
+    fake.deny(*denied)
+    with pytest.raises(RequestError) as caught:
+        begin()
+    assert str(caught.value) == (
+        f"the account that Poise uses may not {what}; Poise needs this right{purpose}: apply deploy/kubernetes,"
+        " or name another account with --kubeconfig and --context"
+    )
+
+
+def test_a_cluster_that_does_not_answer_is_named_with_where_its_address_came_from(
+    begin: Begin, fake: FakeKubernetes
+) -> None:
+    fake.pause()
+    config = replace(fake.config(), source="/home/u/.kube/config, context 'dev'")
+    with pytest.raises(PoiseError) as caught:
+        begin(config=config)
+    text = "no Kubernetes cluster at http://kubernetes.test (/home/u/.kube/config, context 'dev'): no connection: "
+    assert str(caught.value).startswith(text)

@@ -14,6 +14,7 @@ when it cannot renew the lease, before another can have it (`leadership.py`).
 
 import asyncio
 import os
+import re
 import secrets
 import socket
 import threading
@@ -70,6 +71,7 @@ from poise.service.backends.remote.relay import CheckpointPlaces
 
 LEASE_NAME = "poise"
 NODES = "/api/v1/nodes"
+_REQUEST = re.compile(r"^[A-Z]+ /\S*: ")  # with which the text of an ApiUnavailableError begins
 SYNC_SECONDS = 60.0  # for the first look at the cluster
 LOOK_SECONDS = 1.0  # between two looks at nodes that are not ready, and at gangs that were refused
 REFUSED_SECONDS = 30.0  # after which a gang that was refused is reported again
@@ -371,20 +373,20 @@ class KubernetesBackend(RemoteBackend):
     async def _prepare(self, leadership: Leadership, reviews: KubeClient) -> None:
         """Check the rights, lead, and look at the cluster; PoiseError says in one sentence what is in the way."""
         try:
-            await self._check_rights(reviews, RIGHTS, "it")
+            await self._check_rights(reviews, RIGHTS)
             kinds = []
             if self._options.gangs:
-                await self._check_rights(reviews, GANG_RIGHTS, "with --gangs it")
+                await self._check_rights(reviews, GANG_RIGHTS, " with --gangs")
                 kinds = [(path, kind) for path, kind in OPTIONAL if await self._is_defined(path)]
                 for path, kind in kinds:
                     group, plural = path.split("/")[2], path.rpartition("/")[2]
                     rights = [(verb, group, plural, None) for verb in ("list", "watch", "patch")]
-                    await self._check_rights(reviews, rights, f"to schedule each {kind} it")
+                    await self._check_rights(reviews, rights, f" to schedule {kind}s")
             await leadership.acquire(lambda text: self._log.info("waiting-for-leadership", text=text))
         except ApiError as error:
             raise RequestError(f"{self._config.server}: {error.message}") from error
         except ApiUnavailableError as error:
-            raise PoiseError(f"no Kubernetes cluster: {error.text}") from error
+            raise PoiseError(self._no_cluster(error.text)) from error
         self._start(leadership.hold())  # from now on: a look at a large cluster takes longer than a lease lasts
         self._mirror(NODES, self._view.node_event, labels=self._options.nodes)
         self._mirror("/api/v1/pods", self._view.pod_event)
@@ -402,7 +404,7 @@ class KubernetesBackend(RemoteBackend):
         self._note_unknown()
         self._log.info("leading", term=leadership.term, identity=self._identity, server=self._config.server)
 
-    async def _check_rights(self, reviews: KubeClient, rights: Iterable[tuple[str, str, str, str | None]], who: str) -> None:
+    async def _check_rights(self, rights: Iterable[tuple[str, str, str, str | None]], purpose: str = "") -> None:
         for verb, group, resource, scope in rights:
             kind, _, name = resource.partition(" ")
             plural, _, sub = kind.partition("/")
@@ -418,7 +420,7 @@ class KubernetesBackend(RemoteBackend):
             if not (answer.get("status") or {}).get("allowed"):
                 where = "" if scope is None else f" in namespace {self._namespace}"
                 raise RequestError(
-                    f"the account that Poise uses may not {verb} {resource}{where}, which {who} needs:"
+                    f"the account that Poise uses may not {verb} {resource}{where}; Poise needs this right{purpose}:"
                     " apply deploy/kubernetes, or name another account with --kubeconfig and --context"
                 )
 
@@ -440,7 +442,12 @@ class KubernetesBackend(RemoteBackend):
 
     def _not_synced(self) -> str:
         problem = next((each.problem for each in self._mirrors if not each.synced.is_set()), None)
-        return f"no Kubernetes cluster: {self._config.server} could not be read within {SYNC_SECONDS:g} s: {problem}"
+        return self._no_cluster(f"it could not be read within {SYNC_SECONDS:g} s: {problem}")
+
+    def _no_cluster(self, problem: str) -> str:
+        """Say which cluster does not answer; of the request that found it out only what is of use to people."""
+        source = f" ({self._config.source})" if self._config.source else ""
+        return f"no Kubernetes cluster at {self._config.server}{source}: {_REQUEST.sub('', problem)}"
 
     def _refused_list(self, error: ApiError) -> str:
         what, _, said = error.message.partition(": ")
