@@ -31,7 +31,7 @@ from time import monotonic, perf_counter, thread_time
 
 from poise.engine.journal import Header
 from poise.engine.loop import collector_paused, freeze_heap
-from poise.scheduler.model.errors import InvariantError, JournalError, RequestError
+from poise.scheduler.model.errors import InvariantError, JournalError, PoiseError, RequestError
 from poise.scheduler.model.event import Belated, Event, Woke
 from poise.service.backends.api import (
     AllFound,
@@ -163,7 +163,10 @@ class ServiceEngine:
         except BaseException as error:  # whatever it is, it ends the service, and `start` or `serve` reports it
             self.failed = error
             self.trouble = RequestRefusedError(RefusalCode.NOT_READY, f"the engine has stopped: {error}")
-            self.deps.log.error("engine-stopped", problem=f"{type(error).__name__}: {error}")  # noqa: TRY400
+            if self._started.is_set() or not isinstance(
+                error, PoiseError
+            ):  # else `start` raises a sentence that says it all
+                self.deps.log.error("engine-stopped", problem=f"{type(error).__name__}: {error}")  # noqa: TRY400
         finally:
             self._started.set()
             self._over.set()
