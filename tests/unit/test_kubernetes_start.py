@@ -13,6 +13,7 @@ from tests.kube_stage import SilentLog
 from tests.remote import listening
 
 from poise.scheduler.model.errors import PoiseError, RequestError
+from poise.service.backends.api import NodeReport
 from poise.service.backends.kubernetes.backend import SYNC_SECONDS, Journal, KubernetesBackend, KubernetesOptions
 from poise.service.backends.remote.backend import AgentAccess
 
@@ -28,7 +29,13 @@ def fake() -> FakeKubernetes:
 
 
 @pytest.fixture
-def begin(fake: FakeKubernetes, tmp_path: Path) -> Begin:
+def told() -> list[object]:
+    """What the engine was told."""
+    return []
+
+
+@pytest.fixture
+def begin(fake: FakeKubernetes, tmp_path: Path, told: list[object]) -> Begin:
     """Start a back end with some options and close it again; return what the operator would read."""
 
     def start(**options: Any) -> SilentLog:
@@ -36,9 +43,11 @@ def begin(fake: FakeKubernetes, tmp_path: Path) -> Begin:
         log = SilentLog()
         with closing(listening()) as bound:
             access = AgentAccess(bound, "http://127.0.0.1:1")
-            KubernetesBackend(
-                (), tmp_path, lambda _event: None, access, KubernetesOptions(**given), log, Journal(), lease=60.0
-            ).close()
+            backend = KubernetesBackend(
+                (), tmp_path, told.append, access, KubernetesOptions(**given), log, Journal(), lease=60.0
+            )
+            backend.adopt([])
+            backend.close()
         return log
 
     return start
@@ -112,3 +121,17 @@ def test_a_cluster_that_does_not_answer_is_named_with_where_its_address_came_fro
         begin(config=config)
     text = "no Kubernetes cluster at http://kubernetes.test (/home/u/.kube/config, context 'dev'): no connection: "
     assert str(caught.value).startswith(text)
+
+
+def test_a_label_that_the_operator_names_says_the_gpu_type_before_those_that_are_usual(
+    begin: Begin, fake: FakeKubernetes, told: list[object]
+) -> None:
+    gke = "cloud.google.com/gke-accelerator"
+    fake.add("nodes", a_node("t4-0", 1, product=None, labels={gke: "nvidia-tesla-t4"}))
+    fake.add("nodes", a_node("l4-0", 1, labels={gke: "nvidia-l4"}))
+    fake.add("nodes", a_node("bare-0", 1, product=None))
+    log = begin(type_labels=(gke,))
+    types = {each.node.name: each.node.gpu_type for each in told if isinstance(each, NodeReport)}
+    assert types == {"t4-0": "t4", "l4-0": "l4", "v100-0": "a100", "bare-0": "unknown"}
+    said = "run GPU feature discovery, or: kubectl label node bare-0 poise.run/gpu-type=v100"
+    assert [said in str(each) for each in warnings(log, "node-odd")] == [True]

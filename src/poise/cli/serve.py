@@ -1,11 +1,13 @@
 """`poise serve`: this machine as a service that runs training jobs."""
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from poise.cli.options import (
     DURATION,
@@ -21,7 +23,9 @@ from poise.scheduler.core.settings import Cadence, RetryRule, Settings
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.placement.strategies import PLACEMENTS, placement_named
 from poise.scheduler.policies.catalogue import policy_named
+from poise.service.backends.kubernetes.names import TYPE_LABELS
 from poise.service.client.config import state_folder
+from poise.service.wire.request import DNS_LABEL, DNS_NAME, image_problem
 
 if TYPE_CHECKING:
     from poise.scheduler.model.cluster import Cluster
@@ -32,6 +36,22 @@ AUTO = "auto"
 AGENTS_PORT = 8643
 AGENTS_TOKEN = "agents.token"  # in the state directory
 SHORTEST_FENCE, LONGEST_FENCE = 2.0, 86_400.0
+KUBERNETES = "kubernetes"
+OPTIONS_OF = {
+    KUBERNETES: (
+        "kubeconfig", "context", "namespace", "nodes", "image", "scheduler_name", "gpu_resource", "type_labels", "gangs",
+    ),
+    "ray": ("ray", "agent_state"),
+}  # fmt: skip
+"""Parameters of options that mean nothing on other back ends than this one."""
+_QUALIFIED = rf"({DNS_NAME}/)?[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
+_FORMS = (
+    ("--namespace", "namespace", DNS_LABEL, "the name of a namespace: small letters, digits and `-`, at most 63"),
+    ("--scheduler-name", "scheduler_name", DNS_NAME, "a name of Kubernetes: small letters, digits, `-` and `.`"),
+    ("--gpu-resource", "gpu_resource", _QUALIFIED, "the name of a resource, such as nvidia.com/gpu"),
+    ("--gpu-type-label", "type_labels", _QUALIFIED, "the key of a label, such as cloud.google.com/gke-accelerator"),
+)
+"""What names of Kubernetes look like: option, parameter, pattern, and what is expected in words."""
 PROTECTED = 0.1
 """Fraction of a round for which a job that just started is not preempted by default."""
 MOST_ALLOWED = 1_000_000_000
@@ -99,12 +119,12 @@ _OPTIONS = (
         help="On the nodes of the Ray cluster, for the state of agents.  [default: ~/.local/state/poise/ray]"),
     click.option("--kubeconfig", type=click.Path(path_type=Path), metavar="FILE",
         help="How Kubernetes is reached.  [default: $KUBECONFIG; in a pod, its service account; ~/.kube/config]"),
-    click.option("--context", metavar="NAME", help="Of the kubeconfig.  [default: its current one]"),
+    click.option("--context", metavar="NAME", help="Context of the kubeconfig to use.  [default: its current one]"),
     click.option("--namespace", metavar="NAME",
-        help="In which Poise creates pods and holds its lease.  [default: that of the context]"),
+        help="Namespace in which Poise creates pods and holds its lease.  [default: that of the context]"),
     click.option("--nodes", default="", metavar="SELECTOR", help="Kubernetes nodes to use, by labels: pool=gpu,tier!=prod."),
     click.option("--image", default="poise", show_default=True, metavar="NAME",
-        help="Of Poise itself, for the agents in pods."),
+        help="Container image of Poise, which the agents in pods run."),
     click.option("--scheduler-name", default="poise", show_default=True, metavar="NAME",
         help="Pods of others with this schedulerName are placed by Poise."),
     click.option("--gpu-resource", default="nvidia.com/gpu", show_default=True, metavar="NAME",
@@ -113,6 +133,9 @@ _OPTIONS = (
         help="Use Kubernetes nodes in spite of a taint of this key; may be repeated."),
     click.option("--pull-secret", "pull_secrets", multiple=True, metavar="NAME",
         help="Secret with which Kubernetes nodes fetch --image; may be repeated."),
+    click.option("--gpu-type-label", "type_labels", multiple=True, metavar="KEY",
+        help="Label of nodes that names their GPU type, such as cloud.google.com/gke-accelerator, looked for before "
+        f"{' and '.join(TYPE_LABELS)}; may be repeated."),
     click.option("--gangs/--no-gangs", default=True, show_default=True,
         help="Place pods that others create in Kubernetes. Without it, Poise needs fewer rights there."),
     click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE", help="Certificate with its chain, PEM."),
@@ -135,7 +158,8 @@ _OPTIONS = (
 
 @click.command(epilog=EPILOG)
 @with_options(_OPTIONS)
-def serve(as_json: bool, **options: Any) -> int:  # noqa: ANN401
+@click.pass_context
+def serve(ctx: click.Context, /, as_json: bool, **options: Any) -> int:  # noqa: ANN401
     """Run training jobs until SIGTERM or Ctrl-C. Jobs that run go on when it stops, and it finds them again.
 
     At the first start a token is made. Every request needs one, also from this machine; the other commands find it by
@@ -143,8 +167,52 @@ def serve(as_json: bool, **options: Any) -> int:  # noqa: ANN401
     """
     from poise.service.server.startup import serve as run
 
-    run(_setup(options), _bind(options), lambda running: _announce(running, as_json=as_json, quiet=options["quiet"]))
+    is_in_pods = options["backend"] == KUBERNETES
+    _check_options_of_others(ctx)
+    if is_in_pods:
+        _check_kubernetes(options)
+    setup, bind = _setup(options), _bind(options)
+    if is_in_pods:
+        _warn_of_agents(setup, bind)
+    run(setup, bind, lambda running: _announce(running, as_json=as_json, quiet=options["quiet"], is_in_pods=is_in_pods))
     return 0
+
+
+def _check_kubernetes(options: dict[str, Any]) -> None:
+    """Refuse what has no meaning on Kubernetes, or no form that it takes."""
+    if options["cluster"] != AUTO:
+        text = "the nodes of Kubernetes are read from the cluster; leave it out, or choose them with --nodes"
+        raise RequestError(f"--cluster: {text}")
+    for option, name, pattern, expected in _FORMS:
+        given = options[name]
+        for text in given if isinstance(given, tuple) else (given,):
+            if text is not None and not re.fullmatch(pattern, text):
+                raise RequestError(f"{option} {text[:60]!r}: expected {expected}")
+    if (problem := image_problem(options["image"])) is not None:
+        raise RequestError(f"--image: {problem}")
+
+
+def _check_options_of_others(ctx: click.Context) -> None:
+    """Refuse options of other back ends than the chosen one: whoever gives one believes that jobs run there."""
+    for backend, names in OPTIONS_OF.items():
+        for each in ctx.command.params if backend != ctx.params["backend"] else ():
+            if each.name in names and ctx.get_parameter_source(each.name) is ParameterSource.COMMANDLINE:
+                is_off = ctx.params[each.name] is False
+                raise RequestError(f"{(each.secondary_opts if is_off else each.opts)[0]} goes with --backend {backend}")
+
+
+def _warn_of_agents(setup: "Setup", bind: "BindOptions") -> None:
+    """Warn of an address that agents in pods cannot reach, as it means each machine itself."""
+    from poise.service.server.http.listener import BindAddress
+
+    assert bind.agents is not None
+    host = bind.names[0] if bind.names else bind.agents.host
+    if BindAddress(host, bind.agents.port).is_loopback or host in ("0.0.0.0", "::"):
+        text = (
+            f"agents in pods cannot reach this server at {host}: say --agents 0.0.0.0:{bind.agents.port or AGENTS_PORT},"
+            " and with --host-name the name or address by which pods reach this machine"
+        )
+        setup.log.warning("agents-unreachable", text=text)
 
 
 def _setup(options: dict[str, Any]) -> "Setup":
@@ -210,6 +278,7 @@ def _setup(options: dict[str, Any]) -> "Setup":
             gangs=options["gangs"],
             tolerate=options["tolerate"],
             pull_secrets=options["pull_secrets"],
+            type_labels=options["type_labels"],
         ),
         ray=RayOptions(options["ray"] or DEFAULT_ADDRESS, options["agent_state"], options["tls_cert"], options["isolate"]),
     )
@@ -260,20 +329,21 @@ def _bind(options: dict[str, Any]) -> "BindOptions":
     )
 
 
-def _announce(running: "Running", *, as_json: bool, quiet: bool) -> None:
+def _announce(running: "Running", *, as_json: bool, quiet: bool, is_in_pods: bool) -> None:
+    """Say where the service answers. Agents in pods (`is_in_pods`) have tokens of their own, not that of the file."""
+    token = running.state / AGENTS_TOKEN
     if as_json:
         where = {"state": str(running.state), "token_file": str(running.token_file)}
-        agents = (
-            {}
-            if running.agents is None
-            else {"agents": running.agents, "agents_token_file": str(running.state / AGENTS_TOKEN)}
-        )
+        agents = {} if running.agents is None else {"agents": running.agents}
+        if agents and not is_in_pods:
+            agents["agents_token_file"] = str(token)
         print_json({"url": running.url, "pid": running.pid, **where, **agents})
     if quiet:
         return
     click.echo(f"poise: answers at {running.url}; state in {running.state}", err=True)
     if running.agents is not None:
-        click.echo(f"poise: agents connect to {running.agents}, with {running.state / AGENTS_TOKEN}", err=True)
+        what, by = ("agents in pods", "the service-account tokens of their pods") if is_in_pods else ("agents", token)
+        click.echo(f"poise: {what} connect to {running.agents}, with {by}", err=True)
     if running.is_first:
         click.echo(f"poise: an admin's token was made: {running.token_file}", err=True)
     for warning in running.warnings:

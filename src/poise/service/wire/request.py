@@ -13,7 +13,8 @@ form. What depends on the cluster or on the machine (a GPU type that is absent, 
 the server at submission.
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Container, Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -116,9 +117,42 @@ class Limits(Wire):
 
 
 DNS_NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
+DNS_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 KubeName = Annotated[str, StringConstraints(pattern=f"^{DNS_NAME}$")]
 """The name of an object of Kubernetes."""
-Image = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
+IMAGE = r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*"
+EXPECTED_IMAGE = "the name of a container image, such as pytorch/pytorch:2.9.0"
+MILLICORE = 0.001  # the least of a processor that Kubernetes knows
+OWN_FOLDERS = ("/poise", "/dev/shm")
+"""Where Poise itself mounts something in the container of a job."""
+
+
+def image_problem(name: str) -> str | None:
+    """Say what is wrong with the name of a container image; None: nothing that can be seen without a registry."""
+    if not re.fullmatch(IMAGE, name):
+        return f"expected {EXPECTED_IMAGE}, got {name[:60]!r}"
+    scheme, separator, _ = name.partition("://")
+    if separator:
+        return f"{name[:60]!r}: a scheme is no part of the name of an image; leave {scheme}:// out"
+    first, slash, rest = name.partition("@")[0].partition("/")
+    is_host = slash and (first == "localhost" or "." in first or ":" in first)
+    *folders, last = (rest if is_host else first + slash + rest).split("/")
+    repository = "/".join([*folders, last.partition(":")[0]])
+    if repository != repository.lower():
+        return f"{name[:60]!r}: names of repositories are lower case; write {repository.lower()[:60]}"
+    return None
+
+
+def _check_image(name: str) -> str:
+    problem = image_problem(name)
+    if problem is not None:
+        raise ValueError(f"image: {problem}")
+    return name
+
+
+Image = Annotated[
+    str, StringConstraints(min_length=1, max_length=500, pattern=f"^{IMAGE}$"), pydantic.AfterValidator(_check_image)
+]
 
 
 class Volume(Wire):
@@ -135,16 +169,45 @@ class PodOptions(Wire):
 
     cpu              cores;  memory: bytes. None: as the namespace has it
     service_account  that they run as; None: one without rights
-    user             number of the user that their processes run as; None: root, as most images have it
+    user             number of the user that their processes run as; None: 0, which is root, whatever the image says
     pull_secrets     with which the image is fetched
     """
 
-    cpu: Annotated[float, Field(gt=0, le=10_000)] | None = None
+    cpu: Annotated[float, Field(ge=MILLICORE, le=10_000)] | None = None
     memory: Annotated[int, Field(ge=1 << 20, le=1 << 50)] | None = None
     volumes: Annotated[tuple[Volume, ...], FAST, Field(max_length=MOST_VOLUMES)] = ()
     service_account: KubeName | None = None
     user: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     pull_secrets: Annotated[tuple[KubeName, ...], FAST, Field(max_length=16)] = ()
+
+    @pydantic.field_validator("volumes")
+    @classmethod
+    def _mountable(cls, volumes: tuple[Volume, ...]) -> tuple[Volume, ...]:
+        taken: set[str] = set()
+        for each in volumes:
+            parts = [part for part in each.path.split("/") if part not in ("", ".")]
+            folder = "/" + "/".join(parts)
+            if (problem := _mount_problem(folder, parts, taken)) is not None:
+                shown = each.path if len(each.path) <= _SHOWN else each.path[: _SHOWN - 1] + "…"
+                raise ValueError(f"pod.volumes: {shown!r}: {problem}")
+            taken.add(folder)
+        return volumes
+
+
+def _mount_problem(folder: str, parts: Sequence[str], taken: Container[str]) -> str | None:
+    """Say why a volume cannot be mounted at a folder of a container, or is not to be; None: it can."""
+    own = next((each for each in OWN_FOLDERS if folder == each or folder.startswith(f"{each}/")), None)
+    if not parts:
+        return "a volume would hide the whole image there; name a folder below"
+    if own is not None:
+        return f"{own} and what is below it is Poise's own; name another folder"
+    if ".." in parts:
+        return "`..` cannot be part of the path of a volume"
+    if ":" in folder:
+        return "`:` cannot be part of the path of a volume"
+    if folder in taken:
+        return "two volumes cannot be mounted at one path"
+    return None
 
 
 class PodGang(Wire):
@@ -315,7 +378,7 @@ def _expected_text(kind: str, field: str) -> str:
     if field == "checkpoint":
         return f"`{RELAY}`, an absolute path that all nodes share, or a URL such as s3://bucket/folder"
     if field == "image":
-        return "the name of a container image, such as pytorch/pytorch:2.9.0"
+        return EXPECTED_IMAGE
     if field == "pod":
         return "a name of Kubernetes: small letters, digits, `-` and `.`"
     if field == "files":

@@ -115,6 +115,7 @@ class KubernetesOptions:
     tolerate       keys of taints that do not keep jobs away from a node
     pull_secrets   secrets of the namespace with which nodes fetch Poise's own image
     lease_seconds  of the lease by which one instance leads
+    type_labels    of nodes that name their GPU type, looked for before those that are usual
     lock           name of the lock on the state directory that this process has; empty: it has none
     transport      of requests to the API server; None: the network (tests have another)
     """
@@ -134,6 +135,7 @@ class KubernetesOptions:
     lock: str = ""
     transport: httpx.AsyncBaseTransport | None = None
     config: KubeConfig | None = None
+    type_labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,9 @@ class KubernetesBackend(RemoteBackend):
         self._namespace = options.namespace or self._config.namespace
         self._lease = lease
         self._known_nodes = {node.name: NodeHistory(node) for node in nodes}
-        self._discovery = Discovery(resource=options.resource, tolerated=options.tolerate)
+        self._discovery = Discovery(
+            (*options.type_labels, *names.TYPE_LABELS), resource=options.resource, tolerated=options.tolerate
+        )
         self._refusal: Exception | None = None
         self._dirty_nodes: set[str] = set()
         self._node_types = 0, NodeTypes((), options.resource)  # as of so many changes of nodes
@@ -404,7 +408,9 @@ class KubernetesBackend(RemoteBackend):
         self._note_unknown()
         self._log.info("leading", term=leadership.term, identity=self._identity, server=self._config.server)
 
-    async def _check_rights(self, rights: Iterable[tuple[str, str, str, str | None]], purpose: str = "") -> None:
+    async def _check_rights(
+        self, reviews: KubeClient, rights: Iterable[tuple[str, str, str, str | None]], purpose: str = ""
+    ) -> None:
         for verb, group, resource, scope in rights:
             kind, _, name = resource.partition(" ")
             plural, _, sub = kind.partition("/")

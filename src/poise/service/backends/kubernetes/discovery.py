@@ -92,7 +92,7 @@ class Discovery(NamedTuple):
             label = self.type_labels[-1]
             return (
                 f"node {found.name}: it has {found.gpus} GPUs and no label {label}, so their type is unknown;"
-                f" run GPU feature discovery, or: kubectl label node {found.name} {self.type_labels[0]}=v100"
+                f" run GPU feature discovery, or: kubectl label node {found.name} {names.TYPE_LABELS[0]}=v100"
             )
         if NO_TYPE in product:
             return f"node {found.name}: {product}: its GPUs are divided in a way that has no one type; it gets no jobs"
