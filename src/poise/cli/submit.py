@@ -10,10 +10,12 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from pydantic import ValidationError
 
 from poise.cli import INTERRUPTED
 from poise.cli.live import connected, connected_for_long, find_job, state_of
@@ -28,8 +30,17 @@ from poise.service.client.shipping import SHIP_MIB, packed_folder
 from poise.service.client.streams import wait_for
 from poise.service.client.submission import completed_request, with_files
 from poise.service.wire.draft import JobDraft, Variant, array_of, current_folder, literal_words, parse_folder, sweep_of
-from poise.service.wire.jobfile import MOST_BYTES, parse_bytes, parse_gang, parse_volume, read_draft, read_text
-from poise.service.wire.request import VARIABLE, JobRequest, PreemptionMode, Replicas, notes_on, plain
+from poise.service.wire.jobfile import MOST_BYTES, parse_gang, parse_memory, parse_volume, read_draft, read_text
+from poise.service.wire.request import (
+    VARIABLE,
+    JobRequest,
+    PreemptionMode,
+    Replicas,
+    first_problem,
+    image_problem,
+    notes_on,
+    plain,
+)
 from poise.service.wire.sbatch import JOB_NAME, completed, read_sbatch
 from poise.service.wire.views import JobRow, JobState
 
@@ -43,6 +54,7 @@ STDIN = "-"
 _JOB_FILES = (".yaml", ".yml", ".json", "")
 _COMMAND = "poise.cli.submit.command"
 
+Given = TypeVar("Given")
 Parsed = TypeVar("Parsed")
 
 EPILOG = """\b
@@ -92,10 +104,13 @@ _OPTIONS = (
     click.option("--volume", "volumes", multiple=True, metavar="[KIND:]NAME:PATH[:ro]",
         help="A claim of Kubernetes, or with KIND a secret or config, that the job sees below PATH; repeat it for more."),
     click.option("--cpu", type=float, metavar="N", help="Processors of each pod."),
-    click.option("--memory", metavar="SIZE", help="Memory of each pod, such as 64GiB."),
-    click.option("--service-account", metavar="NAME", help="That pods run as.  [default: one without rights]"),
-    click.option("--run-as", type=int, metavar="UID", help="User that runs in pods.  [default: root]"),
-    click.option("--pull-secret", "pull_secrets", multiple=True, metavar="NAME", help="To fetch the image with."),
+    click.option("--memory", metavar="SIZE", help="Memory of each pod, such as 64GiB or 64Gi."),
+    click.option("--service-account", metavar="NAME",
+        help="Service account of the job's pods.  [default: one without rights]"),
+    click.option("--run-as", type=int, metavar="UID",
+        help="Number of the user that runs the job.  [default: 0, which is root, whatever the image says]"),
+    click.option("--pull-secret", "pull_secrets", multiple=True, metavar="NAME",
+        help="Secret with which the image is fetched; repeat it for more."),
     click.option("--array", type=int, metavar="N", help="N jobs; ARRAY_INDEX says which."),
     click.option("--sweep", multiple=True, metavar="NAME=A,B,...", help="A job for every combination of values."),
     click.option("--hold", is_flag=True, default=None, help="Do not run it before `poise release`."),
@@ -292,9 +307,26 @@ def _interrupted(jobs: Sequence[str]) -> int:
 
 # The draft that a file, a command and the options describe together.
 
+
+def _part_of_pod(part: str, value: Parsed) -> Parsed:
+    """A part of `pod` that a request can have; ValueError says what is wrong with it, without the name of the field."""
+    try:
+        JobRequest.model_validate({"command": ("x",), "pod": {part: value}})
+    except ValidationError as error:
+        raise ValueError(first_problem(error)[1]) from None
+    return value
+
+
+def _image(name: str) -> str:
+    """The name of a container image; ValueError says what is wrong with it."""
+    if (problem := image_problem(name)) is not None:
+        raise ValueError(problem)
+    return name
+
+
 _FIELDS = (
     "name", "replicas", "steps", "model", "batch_size", "micro_batches", "tenant", "app", "weight", "priority",
-    "preemption", "hold", "image",
+    "preemption", "hold",
 )  # fmt: skip
 """Options that are fields of a request of the same name and value."""
 _PARSED: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -306,10 +338,11 @@ _PARSED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "retries": ("retry.on_errors", int),
     "cwd": ("cwd", parse_folder),
     "venv": ("venv", parse_folder),
-    "cpu": ("pod.cpu", float),
-    "memory": ("pod.memory", parse_bytes),
-    "service_account": ("pod.service_account", str),
-    "run_as": ("pod.user", int),
+    "cpu": ("pod.cpu", partial(_part_of_pod, "cpu")),
+    "memory": ("pod.memory", lambda text: _part_of_pod("memory", parse_memory(text))),
+    "service_account": ("pod.service_account", partial(_part_of_pod, "service_account")),
+    "run_as": ("pod.user", partial(_part_of_pod, "user")),
+    "image": ("image", _image),
 }
 """Options that are parsed, and their fields; `.` before a part of a field."""
 
@@ -365,9 +398,11 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
         fields["gpu_types"] = tuple(part.strip() for each in options["types"] for part in each.split(","))
     if options["volumes"]:
         found = tuple(_parsed("--volume", each, parse_volume) for each in options["volumes"])
-        fields["pod"] = {**fields.get("pod", {}), "volumes": found}
+        volumes = _parsed("--volume", found, partial(_part_of_pod, "volumes"))
+        fields["pod"] = {**fields.get("pod", {}), "volumes": volumes}
     if options["pull_secrets"]:
-        fields["pod"] = {**fields.get("pod", {}), "pull_secrets": options["pull_secrets"]}
+        secrets = _parsed("--pull-secret", options["pull_secrets"], partial(_part_of_pod, "pull_secrets"))
+        fields["pod"] = {**fields.get("pod", {}), "pull_secrets": secrets}
     if options["no_venv"]:
         if options["venv"] is not None:
             raise RequestError("--venv and --no-venv do not go together; leave one of them out")
@@ -375,7 +410,7 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _parsed(option: str, text: str, parse: Callable[[str], Parsed]) -> Parsed:
+def _parsed(option: str, text: Given, parse: Callable[[Given], Parsed]) -> Parsed:
     try:
         return parse(text)
     except ValueError as error:

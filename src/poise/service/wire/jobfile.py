@@ -24,7 +24,7 @@ from poise.scheduler.model.errors import RequestError, UnknownNameError, Where
 from poise.scheduler.model.units import parse_seconds
 from poise.service.wire import draft
 from poise.service.wire.draft import DraftSource, JobDraft, Variant, Word
-from poise.service.wire.request import MOST_GPUS, JobRequest
+from poise.service.wire.request import LEAST_MEMORY, MOST_GPUS, JobRequest
 
 MOST_BYTES = 256 << 10
 MOST_VALUES = 20_000
@@ -71,9 +71,10 @@ def read_text(path: Path, kind: str = "job file") -> str:
 
 # Values
 
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]i?B|B)?")
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]i?B|[KMGT]i|B)?")
 _COUNT = re.compile(r"([0-9]+)(?:\.\.([0-9]+))?")
-_VOLUME = re.compile(r"(?:(claim|secret|config):)?([a-z0-9][a-z0-9.-]*):(/[^:]*)(?::(ro))?")
+VOLUME_KINDS = ("claim", "secret", "config")
+_VOLUME = re.compile(rf"(?:({'|'.join(VOLUME_KINDS)}):)?([a-z0-9][a-z0-9.-]*):(/[^:]*)(?::(ro))?")
 _NONE = ("none", "no", "false", "off")
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -101,7 +102,7 @@ def parse_gpu_count(digits: str, text: str) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from `8GB` (8·10⁹), `8GiB` (8·2³⁰) or a plain number; raises ValueError on anything else."""
+    """Bytes from `8GB` (8·10⁹), `8GiB` or `8Gi` (8·2³⁰) or a plain number; raises ValueError on anything else."""
     match = _BYTES.fullmatch(text)
     if match is None or len(text) > 40:
         raise ValueError(f"expected a size such as 8GB or 512MiB, got {text[:40]!r}")
@@ -109,9 +110,20 @@ def parse_bytes(text: str) -> int:
     return round(float(match[1]) * (1024.0 if "I" in unit else 1000.0) ** "BKMGT".index(unit[0]))
 
 
+def parse_memory(text: str) -> int:
+    """Bytes of memory that a pod asks for; ValueError also if they are so few that a unit was forgotten."""
+    found = parse_bytes(text)
+    if found < LEAST_MEMORY:
+        raise ValueError(f"{text} is {found:,} bytes; expected at least 1MiB, such as 64GiB")
+    return found
+
+
 def parse_volume(text: str) -> dict[str, Any]:
     """The fields of a volume from `[claim:|secret:|config:]NAME:/PATH[:ro]`; raises ValueError on anything else."""
     match = _VOLUME.fullmatch(text)
+    kind, name, _ = f"{text}::".split(":", 2)
+    if match is None and kind not in VOLUME_KINDS and name and not name.startswith("/"):
+        raise ValueError(f"{kind[:60]!r} is no kind of volume; expected claim, secret or config")
     if match is None:
         raise ValueError(f"expected a volume such as datasets:/data or secret:wandb:/secrets:ro, got {text[:60]!r}")
     return {"kind": match[1] or "claim", "name": match[2], "path": match[3], "read_only": match[4] is not None}
@@ -152,7 +164,7 @@ _PARTS: dict[str, dict[str, Callable[[str], Any]]] = {
         "open_files": _parse_whole, "processes": _parse_whole,
     },
     "pod": {
-        "cpu": _parse_number, "memory": parse_bytes, "volumes": parse_volume, "service_account": str, "user": _parse_whole,
+        "cpu": _parse_number, "memory": parse_memory, "volumes": parse_volume, "service_account": str, "user": _parse_whole,
         "pull_secrets": str,
     },
 }  # fmt: skip

@@ -123,6 +123,7 @@ KubeName = Annotated[str, StringConstraints(pattern=f"^{DNS_NAME}$")]
 IMAGE = r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*"
 EXPECTED_IMAGE = "the name of a container image, such as pytorch/pytorch:2.9.0"
 MILLICORE = 0.001  # the least of a processor that Kubernetes knows
+LEAST_MEMORY = 1 << 20
 OWN_FOLDERS = ("/poise", "/dev/shm")
 """Where Poise itself mounts something in the container of a job."""
 
@@ -137,10 +138,8 @@ def image_problem(name: str) -> str | None:
     first, slash, rest = name.partition("@")[0].partition("/")
     is_host = slash and (first == "localhost" or "." in first or ":" in first)
     *folders, last = (rest if is_host else first + slash + rest).split("/")
-    repository = "/".join([*folders, last.partition(":")[0]])
-    if repository != repository.lower():
-        return f"{name[:60]!r}: names of repositories are lower case; write {repository.lower()[:60]}"
-    return None
+    is_lower = all(part == part.lower() for part in (*folders, last.partition(":")[0]))
+    return None if is_lower else f"{name[:60]!r}: the names of repositories are in lower case; only a tag may have capitals"
 
 
 def _check_image(name: str) -> str:
@@ -174,7 +173,7 @@ class PodOptions(Wire):
     """
 
     cpu: Annotated[float, Field(ge=MILLICORE, le=10_000)] | None = None
-    memory: Annotated[int, Field(ge=1 << 20, le=1 << 50)] | None = None
+    memory: Annotated[int, Field(ge=LEAST_MEMORY, le=1 << 50)] | None = None
     volumes: Annotated[tuple[Volume, ...], FAST, Field(max_length=MOST_VOLUMES)] = ()
     service_account: KubeName | None = None
     user: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
