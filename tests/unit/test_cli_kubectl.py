@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import click
 import httpx
 import pytest
 from tests.fake_desk import DETAIL, ROW, Desk, problem
 
 from poise.cli import kubectl
-from poise.cli.app import VERBS
+from poise.cli.app import VERBS, poise
 from poise.scheduler.model.errors import PoiseError, RequestError
 from poise.service.backends.kubernetes import names
 from poise.service.client import Client
@@ -26,8 +27,14 @@ with (home / "asked").open("a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 words = sys.argv[1:]
 if words[:2] == ["config", "view"]:
+    if "--context=none" in words:
+        sys.exit("error: cannot locate context none")
+    if (home / "bare").exists() and words[-1] != "--context=dev":
+        sys.exit("error: current-context must exist in order to minify")
     print("current", end="")
     sys.exit(0)
+if "--context=none" in words:
+    sys.exit('error: context "none" does not exist')
 space = next((each.partition("=")[2] for each in words if each.startswith("--namespace=")), "current")
 answers = json.loads((home / "answers").read_text())
 key = words[1] + "/" + words[2] if words[1] == "namespace" else space + "/" + words[2]
@@ -214,7 +221,7 @@ def test_events_take_a_job_as_an_option_or_as_a_word(cluster: Cluster) -> None:
 
 def test_other_verbs_are_passed_on_word_by_word(cluster: Cluster) -> None:
     for words in (
-        "submit -n name --image pytorch -- python train.py -n 3",
+        "submit --name name --image pytorch -- python train.py -n 3 --help",
         "nodes",
         "shares --set vision=2",
         "policies",
@@ -231,9 +238,82 @@ def test_options_of_kubectl_are_passed_on_to_it(cluster: Cluster) -> None:
     assert cluster.asked[0][3:] == ["--output", "json", "--namespace=vision", "--context=dev", "--kubeconfig=/k"]
 
 
+@pytest.mark.parametrize("option", ["-n vision", "-nvision", "--namespace vision", "--namespace=vision"])
+def test_options_of_kubectl_may_stand_before_the_verb(cluster: Cluster, option: str) -> None:
+    cluster.has({"vision/train-0": pod(annotations={names.JOB: "17"})})
+    assert said(f"{option} queue -o wide") == "queue -o wide --tenant vision"
+    assert said(f"--context dev {option} why pod/train-0") == "why -- 17"
+    assert cluster.asked[-1][-2:] == ["--namespace=vision", "--context=dev"]
+    assert said(f"{option} why pod/train-0 --help") == "why --help"
+
+
+def test_options_of_kubectl_that_change_nothing_are_noted(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said("nodes --context x --json") == "nodes --json"
+    assert said("-n vision shares --set vision=2 -A") == "shares --set vision=2"
+    assert capsys.readouterr().err.splitlines() == [
+        "note: --context changes nothing: `nodes` shows what the service has",
+        "note: -n changes nothing: `shares` shows what the service has",
+    ]
+    assert cluster.asked == []
+
+
+def test_a_namespace_narrows_the_jobs_of_an_app_to_those_of_its_tenant(cluster: Cluster) -> None:
+    for verb in ("cancel", "hold", "release"):
+        assert said(f"{verb} --app tuning -n vision") == f"{verb} --app tuning --tenant vision"
+        assert said(f"{verb} --app=tuning") == f"{verb} --app=tuning"
+        assert said(f"{verb} -n vision") == verb
+
+
+def test_help_says_which_names_and_options_of_kubernetes_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, usage in (
+        (["--help"], "Usage: kubectl poise [OPTIONS]"),
+        (["why", "--help"], "Usage: kubectl poise why [OPTIONS]"),
+        (["-n", "vision", "why", "pod/x", "-h"], "Usage: kubectl poise why [OPTIONS]"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["kubectl-poise", *words])
+        with pytest.raises(SystemExit) as caught:
+            kubectl.main()
+        shown = capsys.readouterr().out
+        assert caught.value.code == 0
+        assert shown.startswith(usage)
+        assert "pod/NAME  " in shown
+        assert "-n, --namespace NAME" in shown
+    why = poise.get_command(click.Context(poise), "why")
+    assert why is not None
+    assert "pod/NAME" not in (why.epilog or "")
+
+
+def test_a_context_that_is_missing_is_reported(cluster: Cluster) -> None:
+    with pytest.raises(PoiseError, match=r"^kubectl config view: error: cannot locate context none$"):
+        said("why job/x --context none", job("17", "x", "default", "default"))
+    with pytest.raises(PoiseError, match=r'^kubectl get namespace vision: error: context "none" does not exist$'):
+        said("why job/x -n vision --context none", job("17", "x"))
+
+
+def test_without_any_context_the_namespace_is_that_of_kubectl_itself(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "bare").touch()
+    assert said("why job/x", job("17", "x", "default", "default")) == "why -- 17"
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
+        ("submit -n vision -- x", "submit -n vision: Poise creates pods in the namespace of the service; leave -n out, or"
+         " name the job with --name vision"),
+        ("submit --context x -- x", "submit: --context does not choose the service, POISE_URL does; leave it out"),
+        ("-n vision drain n1", "drain: -n does not choose the service, POISE_URL does; leave it out"),
+        ("-n vision policies", "-n: `policies` asks no cluster; leave it out"),
+        ("why job/a -n vision", "Poise knows no Job a of namespace vision (tenant vision). Poise takes a Job only if its"
+         " pods ask for GPUs and say schedulerName: poise. For a Job that a JobSet or TrainJob made, ask for jobset/NAME"
+         " or trainjob/NAME"),
+        ("why jobset/a -n vision", "Poise knows no JobSet a of namespace vision (tenant vision). Poise takes a JobSet only"
+         " if its pods ask for GPUs and say schedulerName: poise"),
+        ("why 99", "there is no job '99'; pods cannot be looked up: kubectl get pod 99: The connection to the server"
+         " localhost:8080 was refused"),
+        ("why dup -n vision", "there is no job 'dup' in namespace vision; pods cannot be looked up: kubectl get pod dup:"
+         " The connection to the server localhost:8080 was refused"),
         ("why pod/--all", "'--all' is no name of a Pod; expected small letters, digits, `-` and `.`"),
         ("why pod/", "'' is no name of a Pod; expected small letters, digits, `-` and `.`"),
         ("why secret/x", "'secret/x': expected pod/NAME, job/NAME, jobset/NAME, trainjob/NAME, or a job of Poise"),
@@ -248,9 +328,13 @@ def test_options_of_kubectl_are_passed_on_to_it(cluster: Cluster) -> None:
 def test_what_is_wrong_is_said_in_one_sentence(cluster: Cluster, words: str, text: str) -> None:
     partial = pod("partial")
     partial["status"] = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "1 of 4 pods exist"}]}
+    away = "The connection to the server localhost:8080 was refused"
     cluster.has(
-        {"vision/other": pod("other", scheduler="default-scheduler"), "vision/partial": partial, "vision/new": pod("new")}
-    )
+        {
+            "vision/other": pod("other", scheduler="default-scheduler"), "vision/partial": partial, "vision/new": pod("new"),
+            "current/99": away, "vision/dup": away,
+        }
+    )  # fmt: skip
     with pytest.raises(RequestError) as caught:
         said(words)
     assert str(caught.value) == text

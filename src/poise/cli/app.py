@@ -70,14 +70,14 @@ def poise() -> None:
     """
 
 
-def main() -> None:
-    """Run a command and exit with its code."""
+def main(group: click.Group = poise, name: str = "poise") -> None:
+    """Run a command of a program of this name, and exit with its code."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a letter that a terminal cannot show is no reason to fail
     if sys.stdin is None:  # it was closed
         sys.stdin = open(os.devnull)  # noqa: SIM115 - it stays open until the process ends
     try:
-        code = run()
+        code = run(group, name)
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -93,10 +93,10 @@ def main() -> None:
     sys.exit(code)
 
 
-def run() -> int:
+def run(group: click.Group = poise, name: str = "poise") -> int:
     """Run the command of sys.argv; its exit code. Only a bug of ours raises."""
     try:
-        result = poise.main(prog_name="poise", standalone_mode=False)
+        result = group.main(prog_name=name, standalone_mode=False)
         code = result if isinstance(result, int) else 0
     except click.exceptions.Exit as stop:
         code = stop.exit_code

@@ -4,9 +4,10 @@
     kubectl poise logs -f job/train                  poise logs -f 17
     kubectl poise queue -n vision                    poise queue --tenant vision
 
-`words_of` turns the words of the one into those of the other; everything else is `poise`. A pod says on itself which job it
-belongs to, once it is bound, so it is read by `kubectl get`. A Job, JobSet or TrainJob is a job of the same name, whose
-tenant is that of its namespace. Other words are ids and names of Poise's own jobs, and then names of pods.
+kubectl's own options may stand before or behind the verb; where they choose nothing they are noted or refused. `words_of`
+turns the words of the one into those of the other; everything else is `poise`. A pod says on itself which job it belongs
+to, once it is bound, so it is read by `kubectl get`. A Job, JobSet or TrainJob is a job of the same name, whose tenant is
+that of its namespace. Other words are ids and names of Poise's own jobs, and then names of pods.
 """
 
 import json
@@ -16,15 +17,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import click
 
 from poise.cli import INTERRUPTED
-from poise.cli import main as poise_main
-from poise.cli.app import poise
+from poise.cli.app import VERBS, Verbs, poise
+from poise.cli.app import main as poise_main
 from poise.cli.live import connected
+from poise.cli.output import show_notes
 from poise.scheduler.model.errors import PoiseError, RequestError
 from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.gangs import GROUP_NAMES
@@ -39,7 +42,13 @@ JOB_VERBS = frozenset({"why", "show", "logs", "events", "cancel", "hold", "relea
 """Verbs that take jobs, and so the names of Kubernetes."""
 TENANT_VERBS = frozenset({"queue", "events"})
 """Verbs that a namespace narrows down to its tenant."""
-LIVE_VERBS = JOB_VERBS | TENANT_VERBS | {"submit", "shares", "nodes", "drain", "return", "use", "tokens"}
+WHOLE_VERBS = frozenset({"shares", "nodes"})
+"""Verbs that show all that the service has: options of kubectl change nothing."""
+SERVICE_VERBS = frozenset({"submit", "drain", "return", "use", "tokens"})
+"""Verbs that change something in the service, which options of kubectl do not choose."""
+LIVE_VERBS = JOB_VERBS | TENANT_VERBS | WHOLE_VERBS | SERVICE_VERBS
+CHOOSING_VERBS = frozenset({"cancel", "hold", "release"})
+"""Verbs that take the jobs of an app (--app) instead of names, of which a namespace means those of its tenant."""
 NO_SERVER = (
     "no Poise server is known; forward its port in another terminal (kubectl -n poise-system port-forward svc/poise 8642),"
     " then set POISE_URL=https://localhost:8642, POISE_TOKEN, and POISE_CA to the server's certificate"
@@ -54,42 +63,121 @@ KINDS = {
     "trainjob": "TrainJob", "trainjobs": "TrainJob",
 }  # fmt: skip
 """Kinds as kubectl's users write them."""
+_OF_ITS_OWN = "For a Job that a JobSet or TrainJob made, ask for jobset/NAME or trainjob/NAME"
+_TAKES = {
+    kind: f"Poise takes a {kind} only if its pods ask for GPUs and say schedulerName: poise"
+    for kind in ("Job", "JobSet", "TrainJob")
+}
+_TAKES["Job"] += f". {_OF_ITS_OWN}"
+"""Why Poise may not know what there is of a kind."""
 _KUBECTL_OPTIONS = {"-n": "namespace", "--namespace": "namespace", "--context": "context", "--kubeconfig": "kubeconfig"}
+_EVERYWHERE = ("-A", "--all-namespaces")
+_HELP = {"-h", "--help"}
 _NAME = re.compile(DNS_NAME)
+
+PROGRAM = "kubectl poise"
+EPILOG = """\b
+Names of Kubernetes, for verbs that take jobs:
+  pod/NAME                              the job of a pod
+  job/NAME, jobset/NAME, trainjob/NAME  the job that was created under this name
+  17, NAME                              a job of Poise by its id or name, or else that of a pod
+
+\b
+Options of kubectl, before or behind the verb:
+  -n, --namespace NAME                  where these names are; with queue and events, whose jobs are listed
+  --context NAME, --kubeconfig FILE     with which kubectl looks up pods and namespaces; POISE_URL names the service
+"""
+
+
+class PluginVerbs(Verbs):
+    """The verbs of `poise`, whose help says also which names and options of Kubernetes they take."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name."""
+        command = super().get_command(ctx, cmd_name)
+        if command is None or cmd_name not in JOB_VERBS | TENANT_VERBS:
+            return command
+        command = copy(command)
+        command.epilog = f"{(command.epilog or '').rstrip()}\n\n{EPILOG}"
+        return command
+
+
+plugin = PluginVerbs(
+    params=poise.params, callback=poise.callback, help=poise.help, epilog=EPILOG, context_settings=poise.context_settings
+)
 
 
 def main() -> NoReturn:
     """Run a command and exit with its code."""
     try:
-        sys.argv = ["poise", *words_of(sys.argv[1:])]
+        sys.argv = [PROGRAM, *words_of(sys.argv[1:])]
     except PoiseError as error:
         click.echo(f"poise: {plain(str(error))}", err=True)
         sys.exit(2 if isinstance(error, RequestError) else 1)
     except KeyboardInterrupt:
         click.echo("\npoise: interrupted before anything was finished", err=True)
         sys.exit(INTERRUPTED)
-    poise_main()
+    poise_main(plugin, PROGRAM)
     sys.exit(0)
 
 
 def words_of(words: Sequence[str]) -> list[str]:
     """Return the words of `poise` that do what these of `kubectl poise` ask for."""
-    verb, rest = (words[0], list(words[1:])) if words else ("", [])
-    if verb in LIVE_VERBS and not {"-h", "--help"} & {*rest}:
-        _check_server()
-    if verb not in JOB_VERBS | TENANT_VERBS:
-        return list(words)
-    cluster, rest = Kubectl.parse(rest)
-    kept, named = _told_apart(verb, rest)
+    before, verb, rest = _divided(words)
+    if before and verb not in LIVE_VERBS and verb in VERBS:
+        raise RequestError(f"{before[0]}: `{verb}` asks no cluster; leave it out")
+    if verb in LIVE_VERBS and _HELP & {*rest[: rest.index("--") if "--" in rest else None]}:
+        return [verb, "--help"]
+    if verb not in LIVE_VERBS:
+        return [*([verb] if verb else []), *rest]
+    cluster, left = Kubectl.parse([*before, *rest])
+    if verb in SERVICE_VERBS:
+        _refuse_options(verb, cluster)
+    _check_server()
+    if verb in SERVICE_VERBS:
+        return [verb, *rest]
+    if verb in WHOLE_VERBS:
+        show_notes([f"{option} changes nothing: `{verb}` shows what the service has" for option in cluster.given])
+        return [verb, *left]
+    kept, named = _told_apart(verb, left)
     if verb == "events" and len(named) > 1:
         raise RequestError("events: expected one job, or none")
     found = _ids(cluster, named) if verb in JOB_VERBS else named
     if verb == "events":
         kept += [word for each in found for word in ("--job", each)]
         found = []
-    if verb in TENANT_VERBS and cluster.namespace is not None and not named:
+    is_narrowed = verb in TENANT_VERBS or (verb in CHOOSING_VERBS and any(each.split("=")[0] == "--app" for each in kept))
+    if is_narrowed and cluster.namespace is not None and not named:
         kept += ["--tenant", cluster.tenant()]
     return [verb, *kept, *(["--"] if found else []), *found]
+
+
+def _divided(words: Sequence[str]) -> tuple[list[str], str, list[str]]:
+    """Return the options of kubectl before the verb, the verb, and the rest; "" if there is no verb."""
+    at = 0
+    while at < len(words) and (length := _option_length(words[at])):
+        at += length
+    return [*words[:at]], *(("", [*words[at:]]) if at >= len(words) else (words[at], [*words[at + 1 :]]))
+
+
+def _option_length(word: str) -> int:
+    """Say how many words an option of kubectl takes, its value included; 0: it is none."""
+    name, equals, _ = word.partition("=")
+    if name in _KUBECTL_OPTIONS:
+        return 1 if equals else 2
+    return 1 if word in _EVERYWHERE or (word.startswith("-n") and len(word) > 2) else 0
+
+
+def _refuse_options(verb: str, cluster: "Kubectl") -> None:
+    """Refuse options of kubectl that would seem to choose where something happens."""
+    if not cluster.given:
+        return
+    if verb == "submit" and cluster.namespace is not None:
+        raise RequestError(
+            f"submit -n {cluster.namespace}: Poise creates pods in the namespace of the service; leave -n out, or name the"
+            f" job with --name {cluster.namespace}"
+        )
+    raise RequestError(f"{verb}: {cluster.given[0]} does not choose the service, POISE_URL does; leave it out")
 
 
 def _check_server() -> None:
@@ -153,12 +241,18 @@ class Kubectl:
                 given[_KUBECTL_OPTIONS[name]] = value if equals else next(left, "")
             elif word.startswith("-n") and len(word) > 2:  # -nvision
                 given["namespace"] = word[2:]
-            elif word not in ("-A", "--all-namespaces"):
+            elif word not in _EVERYWHERE:
                 rest.append(word)
         found = cls(**given)
         if found.namespace is not None and not _NAME.fullmatch(found.namespace):
             raise RequestError(f"-n {found.namespace[:64]!r}: expected the name of a namespace")
         return found, rest
+
+    @property
+    def given(self) -> list[str]:
+        """The options that were given, as kubectl calls them."""
+        values = {"-n": self.namespace, "--context": self.context, "--kubeconfig": self.kubeconfig}
+        return [option for option, value in values.items() if value is not None]
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return an object of the cluster; None: it does not exist. Raise PoiseError if kubectl does not say."""
@@ -167,8 +261,7 @@ class Kubectl:
         if done.returncode:
             if "(NotFound)" in done.stderr:
                 return None
-            said = done.stderr.strip().splitlines()
-            raise PoiseError(f"kubectl get {kind} {name}: {said[-1] if said else f'exit code {done.returncode}'}")
+            raise PoiseError(f"kubectl get {kind} {name}: {_last_words(done)}")
         try:
             document = json.loads(done.stdout)
         except ValueError:
@@ -178,10 +271,13 @@ class Kubectl:
         return document
 
     def home(self) -> str:
-        """Return the namespace that is meant where none is named."""
+        """Return the namespace that is meant where none is named. Raise PoiseError if kubectl does not know."""
         if self.namespace is not None:
             return self.namespace
         done = self._run("config", "view", "--minify", "--output", "jsonpath={..namespace}")
+        # Without any configuration there is no context, and kubectl itself goes on with `default`.
+        if done.returncode and (self.context is not None or "current-context must exist" not in done.stderr):
+            raise PoiseError(f"kubectl config view: {_last_words(done)}")
         return (done.stdout.strip() if done.returncode == 0 else "") or "default"
 
     def tenant(self) -> str:
@@ -189,8 +285,10 @@ class Kubectl:
         space = self.home()
         try:
             found = replace(self, namespace=None).get("namespace", space)
-        except PoiseError:
-            found = None  # not everybody may look at namespaces
+        except PoiseError as error:
+            if (self.context is not None or self.kubeconfig is not None) and "(Forbidden)" not in str(error):
+                raise
+            found = None  # not everybody may look at namespaces, or needs a cluster to look at the queue
         labels = _metadata(found or {}).get("labels") or {}
         return str(labels.get(names.TENANT) or space)
 
@@ -206,6 +304,11 @@ class Kubectl:
             )
         except subprocess.TimeoutExpired:
             raise PoiseError(f"kubectl {' '.join(words[:3])}: no answer in {KUBECTL_SECONDS:g} s") from None
+
+
+def _last_words(done: "subprocess.CompletedProcess[str]") -> str:
+    said = done.stderr.strip().splitlines()
+    return said[-1] if said else f"exit code {done.returncode}"
 
 
 def _metadata(found: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -244,10 +347,7 @@ def _id(client: Client, cluster: Kubectl, word: str) -> str:
     space, tenant = cluster.home(), cluster.tenant()
     found = _find(client, [name], space, tenant, kind)
     if found is None:
-        raise RequestError(
-            f"Poise knows no {kind} {name} of namespace {space} (tenant {tenant}); its pods need GPUs and"
-            " schedulerName: poise, and what belongs to a JobSet or TrainJob is known by that"
-        )
+        raise RequestError(f"Poise knows no {kind} {name} of namespace {space} (tenant {tenant}). {_TAKES[kind]}")
     return found
 
 
@@ -263,10 +363,15 @@ def _of_plain_name(client: Client, cluster: Kubectl, word: str) -> str:
         except ServerRefusedError as error:
             if error.code != NOT_FOUND:
                 raise
-    pod = cluster.get("pod", word) if _NAME.fullmatch(word) else None
+    where = "" if cluster.namespace is None else f" in namespace {cluster.namespace}"
+    try:
+        pod = cluster.get("pod", word) if _NAME.fullmatch(word) else None
+        space = cluster.home()
+    except PoiseError as error:
+        raise RequestError(f"there is no job {word[:64]!r}{where}; pods cannot be looked up: {error}") from None
     if pod is not None:
         return _of_pod(client, cluster, pod)
-    raise RequestError(f"there is no job {word[:64]!r}, and no pod of that name in namespace {cluster.home()}")
+    raise RequestError(f"there is no job {word[:64]!r}, and no pod of that name in namespace {space}")
 
 
 def _of_pod(client: Client, cluster: Kubectl, pod: Mapping[str, Any]) -> str:
