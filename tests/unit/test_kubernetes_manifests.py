@@ -376,8 +376,8 @@ def test_what_a_site_may_want_can_be_uncommented_in_part_or_as_a_whole(tmp_path:
     server = the(documents, "StatefulSet")["spec"]
     assert server["volumeClaimTemplates"][0]["spec"]["storageClassName"] == "fast-ssd"
     assert server["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
-    server_of(documents)["args"].remove("--pull-secret=registry")
     options = options_of(documents)
+    assert options["pull_secrets"] == ("registry",)
     assert (options["nodes"], options["policy"]) == ("example.com/pool=training", "themis")
 
 

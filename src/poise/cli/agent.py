@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import socket
-import ssl
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from poise.cli.options import with_options
 from poise.scheduler.model.cluster import Cluster, Node, parse_cluster
 from poise.scheduler.model.errors import RequestError
 from poise.service.client.config import state_folder
+from poise.service.client.connection import tls_context
 
 if TYPE_CHECKING:
     from poise.service.agent.agent import AgentConfig
@@ -119,9 +119,7 @@ def _config(options: dict[str, Any]) -> "AgentConfig":
     spec = NodeSpec(
         name=name, gpu_type=node.gpu_type, gpus=node.gpus, rack=options["rack"], address=address, port=options["port"]
     )
-    verify: ssl.SSLContext | bool = True
-    if options["tls_ca"] is not None:
-        verify = ssl.create_default_context(cafile=options["tls_ca"])
+    verify = True if options["tls_ca"] is None else tls_context(options["tls_ca"])
     found = isolated(Isolate.OFF if options["starter"] is not None else Isolate(options["isolate"]), state)
     return AgentConfig(
         options["server"].rstrip("/"), _token(options["token_file"]), spec, state,

@@ -40,6 +40,7 @@ KUBERNETES = "kubernetes"
 OPTIONS_OF = {
     KUBERNETES: (
         "kubeconfig", "context", "namespace", "nodes", "image", "scheduler_name", "gpu_resource", "type_labels", "gangs",
+        "tolerate", "pull_secrets",
     ),
     "ray": ("ray", "agent_state"),
 }  # fmt: skip
@@ -49,6 +50,8 @@ _FORMS = (
     ("--namespace", "namespace", DNS_LABEL, "the name of a namespace: small letters, digits and `-`, at most 63"),
     ("--scheduler-name", "scheduler_name", DNS_NAME, "a name of Kubernetes: small letters, digits, `-` and `.`"),
     ("--gpu-resource", "gpu_resource", _QUALIFIED, "the name of a resource, such as nvidia.com/gpu"),
+    ("--tolerate", "tolerate", _QUALIFIED, "the key of a taint, such as example.com/dedicated"),
+    ("--pull-secret", "pull_secrets", DNS_NAME, "the name of a secret: small letters, digits, `-` and `.`"),
     ("--gpu-type-label", "type_labels", _QUALIFIED, "the key of a label, such as cloud.google.com/gke-accelerator"),
 )
 """What names of Kubernetes look like: option, parameter, pattern, and what is expected in words."""

@@ -93,7 +93,7 @@ class Connection:
         identity = {"Authorization": f"Bearer {server.token}", "User-Agent": f"poise/{__version__}"}
         self._http = httpx.Client(
             headers={**identity, "Accept": "application/json"},
-            verify=_tls_context(verify) if server.url.startswith("https:") else False,
+            verify=tls_context(verify) if server.url.startswith("https:") else False,
             timeout=timeout,
             trust_env=False,
             follow_redirects=False,
@@ -225,11 +225,17 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _tls_context(verify: Path | ssl.SSLContext | bool) -> ssl.SSLContext | bool:
-    """How certificates are checked: against those of a file, or those that the machine trusts."""
+def tls_context(verify: Path | ssl.SSLContext | bool) -> ssl.SSLContext | bool:
+    """Say how certificates are checked: against those of a file, or those that the machine trusts.
+
+    A certificate in the file is trusted as it is, also if it is a server's own and another authority has issued it.
+    """
     if isinstance(verify, ssl.SSLContext) or verify is False:
         return verify
     try:
-        return ssl.create_default_context(cafile=None if verify is True else str(verify))
+        context = ssl.create_default_context(cafile=None if verify is True else str(verify))
     except (OSError, ssl.SSLError) as error:
         raise RequestError(f"{verify}: no certificates can be read from it: {_one_line(error)}") from None
+    if verify is not True:
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
