@@ -115,10 +115,9 @@ class FakeKubeStage(KubeStage):
         config = self.fake.config()
         given = KubernetesOptions(
             namespace=self.namespace,
-            lease_seconds=5.0,
             transport=FakeTransport(self.fake),
             config=config,
-            **(options or {}),
+            **{"lease_seconds": 5.0, **(options or {})},
         )
         self.pods: dict[str, AgentThread] = {}
         self._closing = Event()

@@ -1,17 +1,21 @@
 """The Kubernetes back end on a pretended API server: what users, operators and other services write there."""
 
+import asyncio
+import errno
 import json
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.backends import an_order, until
+from tests.backends import a_request, an_order, until
 from tests.fake_kubernetes import a_node, a_pod
 from tests.kube_stage import FakeKubeStage
 
-from poise.service.backends.api import JobFound, NodeReport, RunEnded, RunEnding, RunPart
-from poise.service.backends.kubernetes import names
+from poise.service.backends.api import JobFound, NodeReport, NodeState, RunEnded, RunEnding, RunPart
+from poise.service.backends.kubernetes import names, pod_runs
+from poise.service.backends.kubernetes.pod_runs import PodRuns
 from poise.service.wire.request import JobRequest
 
 Json = dict[str, Any]
@@ -99,3 +103,72 @@ def test_a_pod_or_service_of_somebody_else_is_not_taken_for_the_run_s_own(
     assert (ended.how, ended.cause) == (RunEnding.FAILED, "node-exhausted"), "the next run has another name"
     assert any("none of this service" in str(values.get("text")) for _, values in stage.log.lines)
     assert stage.fake.exists(kind, name, stage.namespace), "it is left alone"
+
+
+def test_an_owner_that_cannot_be_read_is_left_alone_and_told_of_once(opened: Callable[..., FakeKubeStage]) -> None:
+    stage = opened()
+    template = {"spec": {"parallelism": "many", "template": {"spec": a_pod("x")["spec"]}}}
+    odd = {
+        "metadata": {"name": "odd", "namespace": "team"},
+        "spec": {"replicatedJobs": [{"name": "a", "template": template}]},
+    }
+    stage.fake.add("jobsets", {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", **odd})
+    until(lambda: any(name == "owner-odd" for name, _ in stage.log.lines))
+    stage.fake.change("jobsets", "odd", {"metadata": {"labels": {"a": "b"}}}, "team")
+    stage.fake.add("pods", a_pod("alone", 1, namespace="team"))
+    until(lambda: [each for each in stage.findings if isinstance(each, JobFound)])
+    (said,) = (values["text"] for name, values in stage.log.lines if name == "owner-odd")
+    assert str(said).startswith("JobSet team/odd cannot be read: ")
+
+
+def test_nodes_that_were_deleted_are_forgotten_once_they_are_lost(tmp_path: Path) -> None:
+    stage = FakeKubeStage(tmp_path, lease=0.5)
+    try:
+        for number in range(20):
+            stage.fake.add("nodes", a_node(f"spot-{number}", 1))
+        stage.joined(*(f"spot-{number}" for number in range(20)))
+        for number in range(20):
+            stage.fake.remove("nodes", f"spot-{number}")
+        until(lambda: all(stage.node_state(f"spot-{number}") is NodeState.LOST for number in range(20)))
+        until(lambda: not any(name.startswith("spot") for name in stage.backend._known_nodes))
+        stage.fake.add("nodes", a_node("spot-0", 1))
+        stage.joined("spot-0")
+    finally:
+        stage.close()
+
+
+def test_a_full_disk_keeps_the_end_of_a_run_waiting_and_nothing_else(
+    opened: Callable[..., FakeKubeStage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = opened()
+    stage.joined("v100-0")
+    monkeypatch.setattr(pod_runs, "KEEP_AGAIN_SECONDS", 0.05)
+    left, write = [3], PodRuns._keep_end
+
+    def full(runs: PodRuns, end: RunEnded) -> None:
+        if left[0]:
+            left[0] -= 1
+            assert stage.fake.exists("pods", names.pod_name("1", 1, 0), stage.namespace), "it says how the run has ended"
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(runs, end)
+
+    monkeypatch.setattr(PodRuns, "_keep_end", full)
+    stage.backend.launch(an_order("1", a_request("", image="job")))
+    assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
+    assert left == [0]
+    assert [values["cause"] for name, values in stage.log.lines if name == "run-trouble"] == ["storage-full"]
+
+
+def test_tokens_that_are_reviewed_slowly_do_not_cost_the_lead(opened: Callable[..., FakeKubeStage]) -> None:
+    stage = opened(lease_seconds=2.0)
+    stage.joined("v100-0")
+    stage.fake.fail("hang", next=1000, where=lambda _verb, path: path.endswith("/tokenreviews"))
+    backend = stage.backend
+    asked = [
+        asyncio.run_coroutine_threadsafe(backend._authority.node_of(secrets.token_hex(8)), backend._loop) for _ in range(50)
+    ]
+    renewals = ("update", f"/apis/coordination.k8s.io/v1/namespaces/{stage.namespace}/leases/poise")
+    before = stage.fake.requests.count(renewals)
+    until(lambda: stage.fake.requests.count(renewals) >= before + 10)  # twice the lease: the stage refuses a lost lead
+    for each in asked:
+        each.cancel()

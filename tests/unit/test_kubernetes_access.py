@@ -124,6 +124,12 @@ def test_a_file_that_does_not_exist_is_named(tmp_path: Path, name: str | None, e
         (None, {"clusters": {"c": {}}}, "an entry of clusters is not of the form"),
         (None, {"contexts": ["one"]}, "an entry of contexts is not of the form"),
         (None, {"cluster": {"server": "k8s.test"}}, "cluster 'c': server is 'k8s.test'; it begins with https://"),
+        (None, {"cluster": {"server": "https://k8s:port"}}, "cluster 'c': server is 'https://k8s:port', which is no URL"),
+        (
+            None,
+            {"cluster": {"proxy-url": "socks5://localhost:1"}},
+            "proxy-url is 'socks5://localhost:1'; Poise knows proxies",
+        ),
         (None, {"cluster": {"server": 7}}, "cluster 'c': server is 7, not a text"),
         (None, {"cluster": {"certificate-authority-data": "%"}}, "certificate-authority-data is not base64"),
         (None, {"cluster": {"certificate-authority-data": "eA=="}}, "certificate-authority holds no certificates in PEM"),

@@ -9,6 +9,7 @@ import pytest
 from tests.fake_kubernetes import a_node, a_pod
 
 from poise.service.backends.kubernetes import names, objects, owners, places
+from poise.service.backends.kubernetes.gang_runs import request_of
 from poise.service.backends.kubernetes.gangs import GANG_KEY, Gang, GangIndex, Preempts
 from poise.service.backends.kubernetes.objects import Json, NodeInfo, PodInfo
 from poise.service.backends.kubernetes.owners import SUSPENDED_BY, OwnerPhase
@@ -841,6 +842,12 @@ def test_a_gang_without_pods_may_be_anywhere() -> None:
 
 def test_a_cluster_without_gpus_is_a_problem() -> None:
     assert NodeTypes([]).of(only(pod("p")))[1] == "Pod p: the cluster has no node with GPUs that Poise may use"
+
+
+def test_a_suspended_gang_asks_for_the_gpus_of_its_workers_alone() -> None:
+    """It has no pods that could be counted; its launcher has no GPUs."""
+    made = jobset("x", replicated("launcher", gpus=0), replicated("workers", 4, gpus=8), suspend=True)
+    assert request_of(only(made), ()).gpus == 32
 
 
 def test_what_pods_or_else_the_owner_say_is_found() -> None:

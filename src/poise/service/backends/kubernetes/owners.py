@@ -151,12 +151,12 @@ def _template(name: str, job: Json, resource: str) -> PodTemplate:
     pod = (job.get("template") or {}).get("spec") or {}
     pods = _number(job.get("parallelism"))
     if job.get("completions") is not None:
-        pods = min(pods, job["completions"])
+        pods = min(pods, int(job["completions"]))
     return PodTemplate(name, pods, round(requested(pod, resource)), pod.get("schedulerName", "default-scheduler"))
 
 
 def _number(found: int | None) -> int:
-    return 1 if found is None else found
+    return 1 if found is None else int(found)
 
 
 def _finished(job: Json, status: Json, state: OwnerPhase, pods: int) -> int:
