@@ -19,7 +19,7 @@ from poise.service.backends.api import (
 from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.actions import Actions
 from poise.service.backends.kubernetes.client import KubeClient
-from poise.service.backends.kubernetes.gang_runs import PATIENCE, GangRuns, Questions
+from poise.service.backends.kubernetes.gang_runs import GANG_START_SECONDS, GangQueries, GangRuns
 from poise.service.backends.kubernetes.gangs import GangIndex
 from poise.service.backends.kubernetes.kube_run import KubeRuns
 from poise.service.backends.kubernetes.leadership import Leadership
@@ -30,7 +30,7 @@ from poise.service.backends.kubernetes.view import ClusterView
 
 GPU = names.GPU_RESOURCE
 TEAM = "team"
-LONG = 4 * PATIENCE  # in which whatever is going to happen has happened
+LONG = 4 * GANG_START_SECONDS  # in which whatever is going to happen has happened
 
 
 class Cluster:
@@ -45,7 +45,7 @@ class Cluster:
         actions = Actions(client, leadership)
         self._view = ClusterView("poise", GPU, lambda _node: None, self._pod_changed)
         self._index = GangIndex()
-        questions = Questions(
+        questions = GangQueries(
             lambda namespace: namespace,
             lambda _gang: ((), None),
             lambda _node: False,

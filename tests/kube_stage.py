@@ -18,7 +18,7 @@ from tests.remote import AgentThread, listening
 
 from poise.service.agent.agent import AgentConfig
 from poise.service.backends.api import DesiredState, NodeState, RunOrder
-from poise.service.backends.kubernetes.backend import Journal, KubernetesBackend, KubernetesOptions
+from poise.service.backends.kubernetes.backend import KubernetesBackend, KubernetesOptions, ServiceQueries
 from poise.service.backends.remote.backend import AgentAccess
 from poise.service.wire.agent_messages import NodeSpec
 
@@ -56,7 +56,7 @@ class KubeStage(Stage):
         """Open a server on the same port as before."""
         (self.folder / "server").mkdir(exist_ok=True)
         access = AgentAccess(self._bound, self.url)
-        journal = Journal(lambda: self.highest, more.pop("explain", lambda _job: None))
+        journal = ServiceQueries(lambda: self.highest, more.pop("explain", lambda _job: None))
         self.backend = KubernetesBackend(
             (), self.folder / "server", self.tell, access, self.options, self.log, journal, lease=self.lease, **more
         )

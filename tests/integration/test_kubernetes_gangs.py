@@ -30,7 +30,6 @@ from poise.service.backends.api import (
 )
 from poise.service.backends.kubernetes import gang_runs, names
 from poise.service.backends.kubernetes.backend import KubernetesOptions
-from poise.service.backends.kubernetes.owners import SUSPENDED_BY
 from poise.service.wire.request import PreemptionMode
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.xdist_group("kubernetes")]
@@ -281,13 +280,13 @@ def test_an_owner_is_suspended_and_resumed(stage: Gangs, kind: str) -> None:
     assert stage.leave(order).how is RunEnding.YIELDED
     owner = stage.admin.get(path)
     assert owner["spec"]["suspend"] is True
-    assert owner["metadata"]["annotations"][SUSPENDED_BY] == "1"
+    assert owner["metadata"]["annotations"][names.SUSPENDED_BY] == "1"
     assert not stage.pods()
     assert not [each for each in stage.findings if isinstance(each, JobHeld | JobGone)]
     order = stage.begun(found, ("v100-1", 4), epoch=2)
     owner = stage.admin.get(path)
     assert not owner["spec"].get("suspend")
-    assert SUSPENDED_BY not in owner["metadata"].get("annotations", {})
+    assert names.SUSPENDED_BY not in owner["metadata"].get("annotations", {})
     assert nodes(stage.pods()) == ["v100-1"] * 4
     for pod in stage.pods():
         stage.kubelet.finish(stage.namespace, pod["metadata"]["name"])
@@ -376,7 +375,7 @@ def test_a_suspension_by_the_user_counts_although_poise_had_suspended_before(sta
     assert stage.leave(order).how is RunEnding.YIELDED
     path = f"{stage.path('jobs', JOBS)}/both"
     stage.admin.patch(path, {"spec": {"suspend": False}})
-    until(lambda: SUSPENDED_BY not in stage.admin.get(path)["metadata"].get("annotations", {}))
+    until(lambda: names.SUSPENDED_BY not in stage.admin.get(path)["metadata"].get("annotations", {}))
     stage.admin.patch(path, {"spec": {"suspend": True}})
     until(lambda: JobHeld(order.job, True) in stage.findings)
     stage.launch(found, ("v100-0", 2), epoch=2)

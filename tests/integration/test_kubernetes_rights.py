@@ -22,9 +22,9 @@ from poise.scheduler.model.errors import RequestError
 from poise.service.backends.kubernetes.backend import (
     GANG_RIGHTS,
     RIGHTS,
-    Journal,
     KubernetesBackend,
     KubernetesOptions,
+    ServiceQueries,
 )
 from poise.service.backends.remote.backend import AgentAccess
 
@@ -336,7 +336,7 @@ def test_a_missing_right_is_named_in_one_sentence(fresh_kube: KubeServer, tmp_pa
         with listening() as bound, pytest.raises(RequestError) as refused:
             KubernetesBackend(
                 (), folder, lambda _event: None, AgentAccess(bound, "http://127.0.0.1:1"),
-                KubernetesOptions(kubeconfig=config, namespace=space), SilentLog(), Journal(), lease=60.0,
+                KubernetesOptions(kubeconfig=config, namespace=space), SilentLog(), ServiceQueries(), lease=60.0,
             )  # fmt: skip
         where = "" if scope is None else f" in namespace {space}"
         said = str(refused.value)

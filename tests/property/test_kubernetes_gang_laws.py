@@ -38,7 +38,7 @@ def a_pod(
 ) -> PodInfo:
     return PodInfo(
         "default", name, f"uid-{name}", "1", labels or {}, annotations or {}, owner, scheduler, node, gpus, phase, "", "",
-        ending, False, {}, "", (), 30.0, created,
+        ending, False, {}, "", (), created,
     )  # fmt: skip
 
 
@@ -70,7 +70,6 @@ def owners(draw: st.DrawFn, kind: str, number: int) -> OwnerInfo:
         templates=tuple(draw(st.lists(templates, min_size=count, max_size=count))),
         finished=draw(st.integers(0, 1)) if kind == "Job" else 0,
         state=draw(st.sampled_from([OwnerPhase.ACTIVE, OwnerPhase.COMPLETE])),
-        message="",
         ignores_disruption=draw(st.booleans()),
         queue=draw(st.integers(0, 5)) == 0,
         annotations={},

@@ -6,7 +6,7 @@ from tests.kube_gangs import LONG, TEAM, Cluster, scene, until
 
 from poise.service.backends.api import RunEnding, RunNotice, RunOrder
 from poise.service.backends.kubernetes import names
-from poise.service.backends.kubernetes.gang_runs import PATIENCE
+from poise.service.backends.kubernetes.gang_runs import GANG_START_SECONDS
 from poise.service.backends.kubernetes.objects import Json
 
 
@@ -32,7 +32,7 @@ def test_a_pod_that_is_made_again_is_not_bound_before_the_one_that_it_replaces_h
         await cluster.begun(("n0", 4))
         await cluster.delete("train-0")
         cluster.pod("train-0-again", owner=owner)
-        await asyncio.sleep(PATIENCE / 2)
+        await asyncio.sleep(GANG_START_SECONDS / 2)
         assert cluster.bound() == {"train-1": "n0"}
         assert not cluster.troubles
         cluster.fake.finish_deletions()

@@ -10,9 +10,9 @@ from tests.fake_kubernetes import a_node, a_pod
 
 from poise.service.backends.kubernetes import names, objects, owners, places
 from poise.service.backends.kubernetes.gang_runs import request_of
-from poise.service.backends.kubernetes.gangs import GANG_KEY, Gang, GangIndex, Preempts
+from poise.service.backends.kubernetes.gangs import Gang, GangIndex, Preempts
 from poise.service.backends.kubernetes.objects import Json, NodeInfo, PodInfo
-from poise.service.backends.kubernetes.owners import SUSPENDED_BY, OwnerPhase
+from poise.service.backends.kubernetes.owners import OwnerPhase
 from poise.service.backends.kubernetes.places import placement_of
 
 GPU = names.GPU_RESOURCE
@@ -108,10 +108,12 @@ def problem_of(*things: PodInfo | Json) -> str:
 
 def test_an_owner_is_read_with_its_path_its_size_and_its_state() -> None:
     failed = {"conditions": [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]}
-    got = read_owner(job("train", 4, gpus=8, suspend=True, status=failed, annotations={SUSPENDED_BY: "3", "other": "x"}))
+    got = read_owner(
+        job("train", 4, gpus=8, suspend=True, status=failed, annotations={names.SUSPENDED_BY: "3", "other": "x"})
+    )
     assert (got.path, got.size, got.gpus) == ("/apis/batch/v1/namespaces/default/jobs/train", 4, 8)
     assert (got.scheduler, got.suspended, got.is_held) == ("poise", True, False)
-    assert (got.state, got.message, got.annotations) == (OwnerPhase.FAILED, "BackoffLimitExceeded", {SUSPENDED_BY: "3"})
+    assert (got.state, got.annotations) == (OwnerPhase.FAILED, {names.SUSPENDED_BY: "3"})
 
 
 @pytest.mark.parametrize(
@@ -376,7 +378,7 @@ def test_a_gang_with_a_run_stays_the_same_when_all_of_it_that_was_bound_has_succ
     waiting = pod("b", annotations=said, created=2)
     index = indexed(pod("a", annotations=said, created=1), waiting)
     (key,) = (gang.key for gang in index)
-    marks = {**said, names.JOB: "7", GANG_KEY: key}
+    marks = {**said, names.JOB: "7", names.GANG_KEY: key}
     index = indexed(pod("a", annotations=marks, created=1, node="n", phase="Succeeded"), waiting)
     index.open(key)
     (gang,) = index
@@ -500,11 +502,11 @@ def test_new_pods_under_the_name_of_a_gang_that_is_over_are_another_gang() -> No
 def test_the_key_that_poise_wrote_on_bound_pods_is_found_again_after_a_restart() -> None:
     first, second = group("2")
     key = only(first, second).key
-    bound = group("2", node="n", annotations={GANG_KEY: key})[1]
+    bound = group("2", node="n", annotations={names.GANG_KEY: key})[1]
     assert only(bound).key == key
-    unbound = group("2", annotations={GANG_KEY: key})[1]
+    unbound = group("2", annotations={names.GANG_KEY: key})[1]
     assert only(unbound).key != key
-    forged = group("2", node="n", annotations={GANG_KEY: only(pod("other")).key})[1]
+    forged = group("2", node="n", annotations={names.GANG_KEY: only(pod("other")).key})[1]
     assert only(forged).key != only(pod("other")).key
 
 

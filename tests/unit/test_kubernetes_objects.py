@@ -11,7 +11,7 @@ from poise.scheduler.model.cluster import Node
 from poise.service.backends.api import NodeState, RunOrder, RunPart
 from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.discovery import Discovery, seen
-from poise.service.backends.kubernetes.manifests import CERTIFICATE, PodTerms, links_of, run_pods
+from poise.service.backends.kubernetes.manifests import PodTerms, links_of, run_pods
 from poise.service.backends.kubernetes.objects import MOST, Json, NodeInfo, PodInfo, quantity, read_node, read_pod, requested
 from poise.service.backends.kubernetes.pod_runs import cause_of, start_problem
 from poise.service.wire.request import JobRequest
@@ -207,7 +207,7 @@ def test_a_pod_is_pinned_to_its_node_and_asks_for_its_gpus() -> None:
     assert pod["spec"]["nodeName"] == "n0"
     [container] = pod["spec"]["containers"]
     assert container["resources"] == {"requests": {GPU: "2"}, "limits": {GPU: "2"}}
-    assert pod["metadata"]["annotations"] == {names.TERM: "5", names.SLOTS: "2,3", CERTIFICATE: "-----PEM-----"}
+    assert pod["metadata"]["annotations"] == {names.TERM: "5", names.SLOTS: "2,3", names.CERTIFICATE: "-----PEM-----"}
     assert pod["metadata"]["labels"][names.SERVICE] == TERMS.service
     assert "SECRET" not in str(pod)  # the environment comes with the order, not with the pod
 

@@ -14,7 +14,7 @@ from tests.remote import listening
 
 from poise.scheduler.model.errors import PoiseError, RequestError
 from poise.service.backends.api import NodeReport
-from poise.service.backends.kubernetes.backend import SYNC_SECONDS, Journal, KubernetesBackend, KubernetesOptions
+from poise.service.backends.kubernetes.backend import SYNC_SECONDS, KubernetesBackend, KubernetesOptions, ServiceQueries
 from poise.service.backends.remote.backend import AgentAccess
 
 Begin = Callable[..., SilentLog]
@@ -44,7 +44,7 @@ def begin(fake: FakeKubernetes, tmp_path: Path, told: list[object]) -> Begin:
         with closing(listening()) as bound:
             access = AgentAccess(bound, "http://127.0.0.1:1")
             backend = KubernetesBackend(
-                (), tmp_path, told.append, access, KubernetesOptions(**given), log, Journal(), lease=60.0
+                (), tmp_path, told.append, access, KubernetesOptions(**given), log, ServiceQueries(), lease=60.0
             )
             backend.adopt([])
             backend.close()

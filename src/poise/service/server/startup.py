@@ -23,7 +23,7 @@ from poise.scheduler.model.cluster import Cluster, Node
 from poise.scheduler.model.errors import JournalError, PoiseError, RequestError
 from poise.scheduler.policies.catalogue import Capability, capabilities_of
 from poise.service.backends.api import LiveBackend, OnEvent
-from poise.service.backends.kubernetes.backend import Journal, KubernetesBackend, KubernetesOptions
+from poise.service.backends.kubernetes.backend import KubernetesBackend, KubernetesOptions, ServiceQueries
 from poise.service.backends.local.backend import LocalBackend
 from poise.service.backends.local.isolation import Isolate, IsolationLevel, isolated
 from poise.service.backends.local.orders import Isolation, LocalSettings, check_request
@@ -261,7 +261,7 @@ def open_service(setup: Setup) -> LiveService:
                 )  # fmt: skip
             case BackendKind.KUBERNETES:
                 assert setup.agents is not None
-                journal = Journal(lambda: store.highest, service.reason)
+                journal = ServiceQueries(lambda: store.highest, service.reason)
                 return KubernetesBackend(
                     known_nodes(), setup.state, on_event, setup.agents, setup.kubernetes, setup.log, journal,
                     lease=setup.fence, checkpoints=setup.checkpoints,

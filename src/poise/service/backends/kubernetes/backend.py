@@ -51,8 +51,8 @@ from poise.service.backends.kubernetes.authority import PodAuthority
 from poise.service.backends.kubernetes.client import KubeClient
 from poise.service.backends.kubernetes.discovery import Discovery, Seen, seen
 from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, LeadershipLostError
-from poise.service.backends.kubernetes.gang_runs import GangRuns, Questions
-from poise.service.backends.kubernetes.gangs import GANG_KEY, Gang, GangIndex
+from poise.service.backends.kubernetes.gang_runs import GangQueries, GangRuns
+from poise.service.backends.kubernetes.gangs import Gang, GangIndex
 from poise.service.backends.kubernetes.kube_run import KubeRun, KubeRuns, Life
 from poise.service.backends.kubernetes.leadership import Leadership
 from poise.service.backends.kubernetes.manifests import LEAVING_SECONDS, PodTerms, links_of
@@ -74,7 +74,7 @@ NODES = "/api/v1/nodes"
 _REQUEST = re.compile(r"^[A-Z]+ /\S*: ")  # with which the text of an ApiUnavailableError begins
 SYNC_SECONDS = 60.0  # for the first look at the cluster
 LOOK_SECONDS = 1.0  # between two looks at nodes that are not ready, and at gangs that were refused
-REFUSED_SECONDS = 30.0  # after which a gang that was refused is reported again
+REPORT_AGAIN_SECONDS = 30.0  # after which a gang that was refused is reported again
 EXPLAINED = 20  # waiting gangs of which the reason is asked for at each look
 OPTIONAL = (
     ("/apis/jobset.x-k8s.io/v1alpha2/jobsets", "JobSet"),
@@ -139,7 +139,7 @@ class KubernetesOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class ServiceQueries:
     """What the back end may ask the service.
 
     highest   the highest number of a job that the journal knows; 0: it is empty
@@ -170,7 +170,7 @@ class KubernetesBackend(RemoteBackend):
         access: AgentAccess,
         options: KubernetesOptions,
         log: OperatorLog,
-        journal: Journal,
+        journal: ServiceQueries,
         *,
         lease: float,
         checkpoints: CheckpointPlaces = STANDARD,
@@ -325,7 +325,7 @@ class KubernetesBackend(RemoteBackend):
         if isinstance(news, RunEnded):
             run = self._all.table.get((news.job, news.epoch))
             if run is not None:  # the engine is told once its pods are gone
-                run.said = news
+                run.reported_end = news
                 run.changed.set()
             return
         self._tell(news)
@@ -348,7 +348,7 @@ class KubernetesBackend(RemoteBackend):
         self._index = GangIndex(options.scheduler)
         self._view = ClusterView(options.scheduler, options.resource, self._dirty_nodes.add, self._pod_changed)
         self._pods = PodRuns(self._view, self._actions, self._runs, self._terms, self._state)
-        questions = Questions(self._tenant_of, self._types_of, self._is_lost, lambda job: any(self._all.table.of(job)))
+        questions = GangQueries(self._tenant_of, self._types_of, self._is_lost, lambda job: any(self._all.table.of(job)))
         self._gangs = GangRuns(self._index, self._view, self._actions, self._tell, questions, self._start)
         self._all = KubeRuns(self._tell_end, self._life_of, self._fail, self._tell_trouble)
         self._reasons = ReasonWriter(self._client, self._identity, is_leading=leadership.is_leading)
@@ -503,7 +503,7 @@ class KubernetesBackend(RemoteBackend):
                 self._look_at_silent_nodes()
                 self._report_nodes()
                 if self._loop.time() >= next_retry:
-                    next_retry = self._loop.time() + REFUSED_SECONDS
+                    next_retry = self._loop.time() + REPORT_AGAIN_SECONDS
                     self._gangs.retry_refused()
                 await self._explain()
             problem = next((each.problem for each in self._mirrors if each.problem is not None), None) or ""
@@ -676,7 +676,7 @@ class KubernetesBackend(RemoteBackend):
         if run is None:
             return False
         # Numbers of jobs are those of one journal, and a pod that was bound may have been bound by another's.
-        gang = None if is_created else pod.annotations.get(GANG_KEY, "")
+        gang = None if is_created else pod.annotations.get(names.GANG_KEY, "")
         pods = run.order.request.pods
         return gang == (None if pods is None else pods.key)
 

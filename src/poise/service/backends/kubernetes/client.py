@@ -44,12 +44,11 @@ class PatchKind(StrEnum):
 
 
 class Page(NamedTuple):
-    """A part of a list. `is_first`: forget earlier pages, the list was begun anew. `is_last`: the list is complete."""
+    """A part of a list. `is_first`: forget earlier pages, the list was begun anew."""
 
     items: Sequence[Json]
     resource_version: str
     is_first: bool
-    is_last: bool
 
 
 class KubeClient:
@@ -96,16 +95,13 @@ class KubeClient:
         """Change an object."""
         return _parsed(await self._ask("patch", "PATCH", path, body, kind), path)
 
-    async def delete(
-        self, path: str, *, uid: str | None = None, grace: int | None = None, propagation: str | None = None
-    ) -> Json:
+    async def delete(self, path: str, *, uid: str | None = None, grace: int | None = None) -> Json:
         """Delete an object, or only the one with this uid; `grace` in seconds. Return it as it is now, or a Status."""
         options = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             **({} if uid is None else {"preconditions": {"uid": uid}}),
             **({} if grace is None else {"gracePeriodSeconds": grace}),
-            **({} if propagation is None else {"propagationPolicy": propagation}),
         }
         return _parsed(await self._ask("delete", "DELETE", path, options), path)
 
@@ -126,7 +122,7 @@ class KubeClient:
                 continue
             head = answer.get("metadata") or {}
             is_first, token = not token, head.get("continue") or ""
-            yield Page(answer.get("items") or (), str(head.get("resourceVersion", "")), is_first, not token)
+            yield Page(answer.get("items") or (), str(head.get("resourceVersion", "")), is_first)
             if not token:
                 return
             await asyncio.sleep(0)

@@ -33,17 +33,18 @@ from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.actions import Actions
 from poise.service.backends.kubernetes.client import PatchKind
 from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, LeadershipLostError
-from poise.service.backends.kubernetes.gangs import GANG_KEY, Gang, GangIndex, Preempts
+from poise.service.backends.kubernetes.gangs import Gang, GangIndex, Preempts
 from poise.service.backends.kubernetes.kube_run import KubeRun
-from poise.service.backends.kubernetes.objects import Json, Key, PodInfo
-from poise.service.backends.kubernetes.owners import SUSPENDED_BY, OwnerInfo, OwnerPhase
+from poise.service.backends.kubernetes.objects import Json, ObjectKey, PodInfo
+from poise.service.backends.kubernetes.owners import OwnerInfo, OwnerPhase
 from poise.service.backends.kubernetes.places import label_fits, placement_of
 from poise.service.backends.kubernetes.view import ClusterView
+from poise.service.backends.run_table import Key
 from poise.service.wire.draft import clean_name
 from poise.service.wire.request import JobRequest, PreemptionMode, RetrySpec, first_problem
 
-PATIENCE = 120.0  # seconds in which a gang that was to start has to be whole and bound; then it gives its GPUs back
-REFUSED_SECONDS = 5.0  # between two tries to suspend an owner whose API refuses it
+GANG_START_SECONDS = 120.0  # for a gang that was to start to be whole and bound; then it gives its GPUs back
+SUSPEND_AGAIN_SECONDS = 5.0  # between two tries to suspend an owner whose API refuses it
 INCOMPLETE_SECONDS = 10.0  # after which the users of a gang are told that pods of it are missing
 
 
@@ -76,7 +77,7 @@ class Obstacle(NamedTuple):
     is_lasting: bool
 
 
-class Questions(NamedTuple):
+class GangQueries(NamedTuple):
     """What the back end is asked about gangs.
 
     tenant_of   whose the jobs of a namespace are
@@ -100,7 +101,7 @@ class GangRuns:
         view: ClusterView,
         actions: Actions,
         on_event: OnEvent,
-        ask: Questions,
+        ask: GangQueries,
         start: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._index, self._view, self._actions, self._on_event, self._ask = index, view, actions, on_event, ask
@@ -109,10 +110,10 @@ class GangRuns:
         self.runs: dict[str, KubeRun] = {}  # open runs by key of the gang
         self.problems: dict[str, str] = {}  # gangs that are not scheduled, and why
         self._incomplete: dict[str, float] = {}  # gangs of which pods are missing, and since when
-        self._bound_before: dict[tuple[str, int], dict[Key, str]] = {}  # uids of pods of adopted runs, by job and epoch
-        self._latest_bound: dict[str, int] = {}  # epoch of the latest of these runs, by job
+        self._bound_before: dict[Key, dict[ObjectKey, str]] = {}  # uids of pods of adopted runs, until they live
+        self._latest_bound: dict[str, int] = {}  # epoch of the latest of these runs, by job; as of the restart
         self._held: set[str] = set()  # gangs that were suspended by their users before the service was told of them
-        self._cleaning: set[str] = set()  # uids of owners that their users have resumed
+        self._unmarking: set[str] = set()  # uids of owners that their users have resumed
 
     # Finding gangs
 
@@ -127,7 +128,7 @@ class GangRuns:
                 if run is None:  # else its end is told first
                     self._forget(key)
                 continue
-            self._clean(gang)
+            self._unmark_resumed_owner(gang)
             if found is not None and found.job is not None and not found.is_over:
                 self._look_at_known(gang, found, found.job)
             elif found is None or found.may_report:
@@ -226,7 +227,7 @@ class GangRuns:
             of_gang.setdefault(key, []).append(run)
             self._index.open(key)
         for pod in self._view.pods.values():
-            for run in of_gang.get(pod.annotations.get(GANG_KEY, ""), ()):
+            for run in of_gang.get(pod.annotations.get(names.GANG_KEY, ""), ()):
                 if self._is_of(pod, run):
                     self._bound_before.setdefault(run.key, {})[pod.key] = pod.uid
                     job, epoch = run.key
@@ -238,7 +239,7 @@ class GangRuns:
         """Bind the gang, wait until its owner says that it is over or it has left, and say how it ended."""
         pods = run.order.request.pods
         assert pods is not None
-        if self._has_no_life(run, self.found.get(pods.key)):
+        if self._is_moot(run, self.found.get(pods.key)):
             return run.ended(RunEnding.YIELDED)
         assert pods.key not in self.runs
         self.runs[pods.key] = run
@@ -254,7 +255,7 @@ class GangRuns:
             # Soon, not now: how the run has ended is told first. Else a job that has finished would be cancelled.
             asyncio.get_running_loop().call_soon(self.look_at, [pods.key])
 
-    def _has_no_life(self, run: KubeRun, found: FoundGang | None) -> bool:
+    def _is_moot(self, run: KubeRun, found: FoundGang | None) -> bool:
         """Whether a run has never begun and need not, or was over before a crash: then a later one had pods by then."""
         is_unwanted = run.must_end and not run.is_adopted
         is_done = found is not None and found.is_over  # with the run before, on its way out
@@ -273,15 +274,15 @@ class GangRuns:
                     self._on_event(RunBegan(*run.key, time()))
                 return end
             if gang is not None:
-                if await self._go_on(run, gang, bound):
+                if await self._advance(run, gang, bound):
                     last_whole = clock()
-                elif clock() - last_whole > PATIENCE and not run.must_end and _may_go(gang):
+                elif clock() - last_whole > GANG_START_SECONDS and not run.must_end and _may_go(gang):
                     # Its owner does not make the pods that are missing: others can use the GPUs meanwhile.
-                    self._leave(run, "job-preempted", f"run {run.order.epoch} gave its GPUs back: {_missing(gang)}")
+                    self._give_gpus_back(run, "job-preempted", f"run {run.order.epoch} gave its GPUs back: {_missing(gang)}")
                 self._note_began(run, gang)
             await run.wait()
 
-    async def _go_on(self, run: KubeRun, gang: Gang, bound: dict[Key, str]) -> bool:
+    async def _advance(self, run: KubeRun, gang: Gang, bound: dict[ObjectKey, str]) -> bool:
         """Do what is to be done for a gang now; say whether all its pods are bound."""
         if run.must_end:
             await self._send_away(run, gang, bound)
@@ -289,14 +290,14 @@ class GangRuns:
         lost = next((part.node for part in run.order.gpus if self._ask.is_lost(part.node)), None)
         if lost is not None and _may_go(gang):
             # What its owner makes again has to go elsewhere, and the rest of the gang with it.
-            self._leave(run, "node-lost", f"node {lost} is lost")
+            self._give_gpus_back(run, "node-lost", f"node {lost} is lost")
             return False
         if _is_suspended(gang):
             await self._resume(run, gang)
             return False
         return await self._bind(run, gang, bound)
 
-    def _leave(self, run: KubeRun, cause: str, text: str) -> None:
+    def _give_gpus_back(self, run: KubeRun, cause: str, text: str) -> None:
         """Have a run leave although nobody has asked for it."""
         run.desired = DesiredState.LEAVE
         run.trouble(cause, text)
@@ -306,10 +307,10 @@ class GangRuns:
         """Whether a pod was bound for this run."""
         return bool(pod.node) and pod.annotations.get(names.EPOCH) == str(run.order.epoch)
 
-    def _end_of(self, run: KubeRun, gang: Gang | None, bound: Mapping[Key, str]) -> RunEnded | None:
+    def _end_of(self, run: KubeRun, gang: Gang | None, bound: Mapping[ObjectKey, str]) -> RunEnded | None:
         """Say how a run has ended; None: it has not, or GPUs are still in use."""
         ours = [pod for key, uid in bound.items() if (pod := self._view.pods.get(key)) is not None and pod.uid == uid]
-        if any(pod.holds_gpus and self._is_served(pod.node) for pod in ours):
+        if any(pod.holds_gpus and self._view.is_served(pod.node) for pod in ours):
             return None
         if any(not pod.node and not pod.is_over and not pod.ending for pod in ours):
             return None  # it was bound, of which the watch has not told yet
@@ -322,17 +323,13 @@ class GangRuns:
             return _end_of_gone(run, ours)
         if owner is not None and not _is_suspended(gang) and not gang.pods and _have_succeeded(ours):
             return None  # its owner is about to say that it has finished, or to make further pods
-        has_left = run.must_end and not any(pod.node and self._is_served(pod.node) for pod in gang.pods)
+        has_left = run.must_end and not any(pod.node and self._view.is_served(pod.node) for pod in gang.pods)
         # Its owner has to know that it is to stay away: else pods would come back that nobody expects.
         may_leave = gang.preempts is not Preempts.SUSPEND or _is_suspended(gang) or not bound
         if not has_left or not may_leave:
             return None
         is_lost = run.failure is not None and run.failure[0] == "node-lost"
         return run.ended(RunEnding.FAILED, "node-lost") if is_lost else run.ended(RunEnding.YIELDED)
-
-    def _is_served(self, node: str) -> bool:
-        found = self._view.nodes.get(node)
-        return found is not None and found.is_ready
 
     def _note_began(self, run: KubeRun, gang: Gang) -> None:
         ours = [pod for pod in gang.pods if self._is_of(pod, run)]
@@ -342,7 +339,7 @@ class GangRuns:
 
     # What is changed in Kubernetes
 
-    async def _bind(self, run: KubeRun, gang: Gang, bound: dict[Key, str]) -> bool:
+    async def _bind(self, run: KubeRun, gang: Gang, bound: dict[ObjectKey, str]) -> bool:
         """Bind the pods that are not, and note them; say whether the whole gang is bound."""
         if not gang.is_whole:
             return False
@@ -355,7 +352,7 @@ class GangRuns:
         obstacle = self._obstacle(unbound, places)
         if obstacle is not None:
             if obstacle.is_lasting and _may_go(gang):
-                self._leave(run, "job-preempted", f"run {run.order.epoch} gave its GPUs back: {obstacle.text}")
+                self._give_gpus_back(run, "job-preempted", f"run {run.order.epoch} gave its GPUs back: {obstacle.text}")
             return False
         slots = {part.node: part for part in run.order.gpus}
         bindings = (self._bind_pod(run, gang.key, pod, slots[places[pod.key]]) for pod in unbound)
@@ -363,7 +360,7 @@ class GangRuns:
         bound |= {pod.key: pod.uid for pod, is_bound in zip(unbound, done, strict=True) if is_bound}
         return all(done)
 
-    def _obstacle(self, unbound: Iterable[PodInfo], places: Mapping[Key, str]) -> Obstacle | None:
+    def _obstacle(self, unbound: Iterable[PodInfo], places: Mapping[ObjectKey, str]) -> Obstacle | None:
         """Say why pods cannot be bound to their places now; None: they can.
 
         The core chose the places when they were free. Since then pods of others may have been bound there, or the node was
@@ -375,7 +372,7 @@ class GangRuns:
             wanted[places[pod.key]] += pod.gpus
         for node, gpus in wanted.items():
             found = self._view.nodes.get(node)
-            if found is None or not found.is_ready:
+            if found is None or not self._view.is_served(node):
                 return Obstacle(f"node {node} is not Ready", is_lasting=False)
             if found.is_cordoned:
                 return Obstacle(f"node {node} is cordoned", is_lasting=True)
@@ -403,7 +400,7 @@ class GangRuns:
                 "annotations": {
                     names.JOB: run.order.job,
                     names.EPOCH: str(run.order.epoch),
-                    GANG_KEY: gang,
+                    names.GANG_KEY: gang,
                     names.TERM: str(self._actions.term),
                     names.SLOTS: ",".join(map(str, part.slots)),
                 },
@@ -421,7 +418,7 @@ class GangRuns:
             return error.status == 409
         return True
 
-    async def _send_away(self, run: KubeRun, gang: Gang, bound: Mapping[Key, str]) -> None:
+    async def _send_away(self, run: KubeRun, gang: Gang, bound: Mapping[ObjectKey, str]) -> None:
         """Have a gang leave: suspend its owner, or have its pods evicted. What was never bound stays where it is.
 
         What nobody would make again is left alone, unless its job was cancelled.
@@ -450,7 +447,7 @@ class GangRuns:
             budgets = (await self._actions.client.get(path)).get("items") or ()
         except ApiUnavailableError as error:
             return error.text  # asked again at the next look
-        guarded: set[Key] = set()
+        guarded: set[ObjectKey] = set()
         for budget in budgets:
             # Kubernetes lets pods go that have not started, whatever their budget says.
             hit = [
@@ -473,7 +470,7 @@ class GangRuns:
     async def _suspend(self, run: KubeRun, gang: Gang, *, suspend: bool) -> None:
         owner = gang.owner
         assert owner is not None
-        annotations = {SUSPENDED_BY: str(run.order.epoch) if suspend else None, names.TERM: str(self._actions.term)}
+        annotations = {names.SUSPENDED_BY: str(run.order.epoch) if suspend else None, names.TERM: str(self._actions.term)}
         body: Json = {"metadata": {"uid": owner.uid, "annotations": annotations}, "spec": {"suspend": suspend}}
         try:
             await self._actions.persist(lambda: self._actions.client.patch(owner.path, body, PatchKind.MERGE))
@@ -481,7 +478,7 @@ class GangRuns:
             if error.status in (404, 409):  # it is gone, or was changed in that moment: the next look shows it
                 return
             run.trouble("permission-error", f"{owner.kind} {owner.name} cannot be suspended: {error.message}")
-            await asyncio.sleep(REFUSED_SECONDS)
+            await asyncio.sleep(SUSPEND_AGAIN_SECONDS)
 
     async def _evict(self, run: KubeRun, pod: PodInfo) -> None:
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
@@ -502,24 +499,24 @@ class GangRuns:
 
     # Owners that their users have resumed
 
-    def _clean(self, gang: Gang) -> None:
+    def _unmark_resumed_owner(self, gang: Gang) -> None:
         """Take back the mark of an owner that Poise has suspended and its user has resumed.
 
         Poise writes mark and `suspend` in one request. If the mark stayed, a later suspension by the user would look like
         one of Poise, and Poise would resume it.
         """
         owner = gang.owner
-        if owner is None or owner.suspended or SUSPENDED_BY not in owner.annotations or owner.uid in self._cleaning:
+        if owner is None or owner.suspended or names.SUSPENDED_BY not in owner.annotations or owner.uid in self._unmarking:
             return
-        self._cleaning.add(owner.uid)
+        self._unmarking.add(owner.uid)
         self._start(self._unmark(owner))
 
     async def _unmark(self, owner: OwnerInfo) -> None:
-        body: Json = {"metadata": {"uid": owner.uid, "annotations": {SUSPENDED_BY: None}}}
+        body: Json = {"metadata": {"uid": owner.uid, "annotations": {names.SUSPENDED_BY: None}}}
         # It is gone, or this service does not lead any more: then it is the next one's to do.
         with suppress(ApiError, LeadershipLostError):
             await self._actions.persist(lambda: self._actions.client.patch(owner.path, body, PatchKind.MERGE))
-        self._cleaning.discard(owner.uid)
+        self._unmarking.discard(owner.uid)
 
 
 def request_of(gang: Gang, types: tuple[str, ...]) -> JobRequest:

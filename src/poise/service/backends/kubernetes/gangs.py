@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
 from poise.service.backends.kubernetes import names
-from poise.service.backends.kubernetes.objects import Key, Owner, PodInfo
+from poise.service.backends.kubernetes.objects import ObjectKey, Owner, PodInfo
 from poise.service.backends.kubernetes.owners import (
     KUEUE,
     KUEUE_LABELS,
@@ -34,8 +34,6 @@ from poise.service.backends.kubernetes.owners import (
     group_of,
     is_known_kind,
 )
-
-GANG_KEY = f"{names.PREFIX}/gang-key"  # annotation of a bound pod: the key of its gang, which a restart would not find again
 
 GROUP_NAMES = (
     "scheduling.x-k8s.io/pod-group",
@@ -103,7 +101,7 @@ class Gang:
         return next(said, None if self.owner is None else self.owner.annotations.get(name))
 
 
-class _Sort(StrEnum):
+class _GroupKind(StrEnum):
     OWNER = "owner"
     GROUP = "group"
     POD = "pod"
@@ -112,7 +110,7 @@ class _Sort(StrEnum):
 class _GroupId(NamedTuple):
     """What pods have in common that are a gang. The namespace is part of it: a pod can claim owners of other namespaces."""
 
-    sort: _Sort
+    sort: _GroupKind
     namespace: str
     source: str  # label or annotation that names it
     name: str  # uid of the owner; name of the group; name and uid of the pod
@@ -126,8 +124,8 @@ class _GroupId(NamedTuple):
 class _Members:
     """Pods of a gang. `live`: those that are not over; `anchor`: age and uid of the oldest one since there were none."""
 
-    pods: set[Key] = field(default_factory=set)
-    live: set[Key] = field(default_factory=set)
+    pods: set[ObjectKey] = field(default_factory=set)
+    live: set[ObjectKey] = field(default_factory=set)
     anchor: tuple[float, str] | None = None
 
 
@@ -139,7 +137,7 @@ class _Draft:
     kind: str
     name: str
     pods: tuple[PodInfo, ...]
-    problems: list[str] = field(default_factory=list)
+    problem: str | None = None
     owner: OwnerInfo | None = None
     size: int | None = None
     workers: int | None = None
@@ -153,34 +151,39 @@ class _Draft:
         return f"{self.kind} {self.name}"
 
     def refuse(self, text: str) -> None:
-        self.problems.append(f"{self.what}: {text}")
+        """Note what is wrong with it; what was noted first is what people are told."""
+        self.problem = self.problem or f"{self.what}: {text}"
 
     def gang(self, key: str) -> Gang:
         return Gang(
             key, self.id.namespace, self.name, self.kind, self.owner, self.size, self.pods, self.gpus, self.preempts,
-            self.problems[0] if self.problems else None,
+            self.problem,
             self.is_whole and bool(self.pods) and not any(pod.is_gated for pod in self.pods), self.workers, self.finished,
         )  # fmt: skip
 
 
 class GangIndex:
-    """All gangs of one scheduler. Events may come in any order; gangs are made anew when they are next asked for."""
+    """All gangs of one scheduler. Events may come in any order; gangs are made anew when they are next asked for.
+
+    An event only notes which groups have changed (`_dirty`), and `_refresh` makes their gangs. Every pod of `_pods` is in
+    `_group_of_pod`, and a member of that group; every group in `_groups` has pods; `_by_key` has the gangs of `_made`.
+    """
 
     def __init__(self, scheduler: str = names.SCHEDULER) -> None:
         self._scheduler = scheduler
-        self._pods: dict[Key, PodInfo] = {}
-        self._home: dict[Key, _GroupId] = {}
+        self._pods: dict[ObjectKey, PodInfo] = {}
+        self._group_of_pod: dict[ObjectKey, _GroupId] = {}
         self._groups: dict[_GroupId, _Members] = {}
-        self._homes: dict[str, _GroupId] = {}  # groups that labels or annotations have named, by the end of their keys
+        self._group_by_suffix: dict[str, _GroupId] = {}  # groups that labels or annotations name, by end of key
         self._open: set[str] = set()  # keys of gangs that have runs
         self._owners: dict[str, OwnerInfo] = {}  # by uid
         self._gone: set[str] = set()  # owners that were deleted before what they own
         self._children: defaultdict[str, set[str]] = defaultdict(set)  # owners by the uid of their owner
-        self._wards: defaultdict[str, set[Key]] = defaultdict(set)  # pods by the uid of their owner
+        self._pods_of_owner: defaultdict[str, set[ObjectKey]] = defaultdict(set)  # pods by the uid of their owner
         self._dirty: dict[_GroupId, None] = {}
         self._made: dict[_GroupId, Gang] = {}
         self._by_key: dict[str, Gang] = {}
-        self._news: dict[str, None] = {}
+        self._changed_keys: dict[str, None] = {}
         self._told: set[str] = set()
 
     def __iter__(self) -> Iterator[Gang]:
@@ -197,17 +200,17 @@ class GangIndex:
         self._refresh()
         return self._by_key.get(key)
 
-    def gang_of_pod(self, key: Key) -> str | None:
+    def gang_of_pod(self, key: ObjectKey) -> str | None:
         """Return the key of a pod's gang; None: it is not Poise's, or its gang is over."""
         self._refresh()
-        home = self._home.get(key)
-        return None if home is None or (gang := self._made.get(home)) is None else gang.key
+        group = self._group_of_pod.get(key)
+        return None if group is None or (gang := self._made.get(group)) is None else gang.key
 
     def changed(self) -> list[Gang | str]:
         """Return the gangs that have changed since the last call; of those that are gone, the key."""
         self._refresh()
         news: list[Gang | str] = []
-        for key in self._news:
+        for key in self._changed_keys:
             gang = self._by_key.get(key)
             if gang is not None:
                 news.append(gang)
@@ -215,7 +218,7 @@ class GangIndex:
             elif key in self._told:
                 news.append(key)
                 self._told.discard(key)
-        self._news.clear()
+        self._changed_keys.clear()
         return news
 
     # Events
@@ -228,22 +231,22 @@ class GangIndex:
         if before is not None and (before.uid, before.owner) != (pod.uid, pod.owner):
             self.remove_pod(pod.key)  # another pod has taken its name, or it was orphaned
         if pod.owner is not None and is_known_kind(pod.owner):
-            self._wards[pod.owner.uid].add(pod.key)
-        home = self._home_of(pod)
-        if home is None:
+            self._pods_of_owner[pod.owner.uid].add(pod.key)
+        group = self._group_of(pod)
+        if group is None:
             self.remove_pod(pod.key)
             return
         self._pods[pod.key] = pod
-        self._move(pod, home)
+        self._move(pod, group)
 
-    def remove_pod(self, key: Key) -> None:
+    def remove_pod(self, key: ObjectKey) -> None:
         """Forget a pod that does not exist any more."""
         pod = self._pods.pop(key, None)
         if pod is None:
             return
         self._leave(key)
         if pod.owner is not None:
-            self._release(pod.owner.uid, self._wards, key)
+            self._release(pod.owner.uid, self._pods_of_owner, key)
 
     def put_owner(self, owner: OwnerInfo) -> None:
         """Take an owner that is new, or that has changed."""
@@ -262,9 +265,9 @@ class GangIndex:
         if before is None or before.owner != owner.owner or before.name != owner.name:
             for key in [*self._pods_below(owner.uid)]:
                 pod = self._pods[key]
-                home = self._home_of(pod)
-                assert home is not None
-                self._move(pod, home)
+                group = self._group_of(pod)
+                assert group is not None
+                self._move(pod, group)
 
     def remove_owner(self, uid: str) -> None:
         """Take that an owner was deleted. It is remembered while pods or owners refer to it."""
@@ -287,21 +290,21 @@ class GangIndex:
 
     # Membership
 
-    def _home_of(self, pod: PodInfo) -> _GroupId | None:
+    def _group_of(self, pod: PodInfo) -> _GroupId | None:
         """Say what a pod belongs to; None: it is of no concern."""
         source = next((each for each in GROUP_NAMES if pod.labels.get(each) or pod.annotations.get(each)), None)
         owner = pod.owner if is_known_kind(pod.owner) else None
         if source is not None:
             name = pod.labels.get(source) or pod.annotations[source]
             if owner is None or not self._is_alias(name, owner, pod.namespace):
-                return _GroupId(_Sort.GROUP, pod.namespace, source, name)
+                return _GroupId(_GroupKind.GROUP, pod.namespace, source, name)
         if owner is not None:
-            return _GroupId(_Sort.OWNER, pod.namespace, "", self._top(owner.uid, pod.namespace))
+            return _GroupId(_GroupKind.OWNER, pod.namespace, "", self._top(owner.uid, pod.namespace))
         if pod.annotations.get(names.GANG):
-            return _GroupId(_Sort.GROUP, pod.namespace, names.GANG, pod.annotations[names.GANG])
+            return _GroupId(_GroupKind.GROUP, pod.namespace, names.GANG, pod.annotations[names.GANG])
         if pod.scheduler != self._scheduler:
             return None
-        return _GroupId(_Sort.POD, pod.namespace, "", f"{pod.name}/{pod.uid}")
+        return _GroupId(_GroupKind.POD, pod.namespace, "", f"{pod.name}/{pod.uid}")
 
     def _is_alias(self, group: str, owner: Owner, namespace: str) -> bool:
         """Whether a group is one of the owners by another name: Trainer names it alike, Volcano by the owner's uid."""
@@ -328,15 +331,15 @@ class GangIndex:
             uid = found.owner.uid
         return uid
 
-    def _move(self, pod: PodInfo, home: _GroupId) -> None:
-        if self._home.get(pod.key, home) != home:
+    def _move(self, pod: PodInfo, group: _GroupId) -> None:
+        if self._group_of_pod.get(pod.key, group) != group:
             self._leave(pod.key)
-        self._home[pod.key] = home
-        members = self._groups.get(home)
+        self._group_of_pod[pod.key] = group
+        members = self._groups.get(group)
         if members is None:
-            members = self._groups[home] = _Members()
-            if home.sort is _Sort.GROUP:
-                self._homes[home.suffix] = home
+            members = self._groups[group] = _Members()
+            if group.sort is _GroupKind.GROUP:
+                self._group_by_suffix[group.suffix] = group
         members.pods.add(pod.key)
         if pod.is_over:
             members.live.discard(pod.key)
@@ -344,38 +347,38 @@ class GangIndex:
             members.live.add(pod.key)
             age = pod.created, pod.uid
             members.anchor = age if members.anchor is None else min(members.anchor, age)
-        self._settle(home, members)
+        self._settle(group, members)
 
-    def _leave(self, key: Key) -> None:
-        home = self._home.pop(key)
-        members = self._groups[home]
+    def _leave(self, key: ObjectKey) -> None:
+        group = self._group_of_pod.pop(key)
+        members = self._groups[group]
         members.pods.discard(key)
         members.live.discard(key)
-        self._settle(home, members)
+        self._settle(group, members)
 
-    def _settle(self, home: _GroupId, members: _Members) -> None:
+    def _settle(self, group: _GroupId, members: _Members) -> None:
         if not members.live:
             members.anchor = None  # new pods under the same name are another gang
         if not members.pods:
-            del self._groups[home]
-            self._homes.pop(home.suffix, None)
-        self._dirty[home] = None
+            del self._groups[group]
+            self._group_by_suffix.pop(group.suffix, None)
+        self._dirty[group] = None
 
     def _mark_group(self, key: str) -> None:
-        home = self._homes.get(key.rpartition("-")[2])
-        if home is not None:
-            self._dirty[home] = None
+        group = self._group_by_suffix.get(key.rpartition("-")[2])
+        if group is not None:
+            self._dirty[group] = None
 
-    def _pods_below(self, uid: str, depth: int = 0) -> Iterator[Key]:
-        yield from (key for key in self._wards.get(uid, ()) if key in self._pods)
+    def _pods_below(self, uid: str, depth: int = 0) -> Iterator[ObjectKey]:
+        yield from (key for key in self._pods_of_owner.get(uid, ()) if key in self._pods)
         if depth < DEEPEST:
             for child in self._children.get(uid, ()):
                 yield from self._pods_below(child, depth + 1)
 
     def _mark_tree(self, owner: OwnerInfo) -> None:
         """Have the gangs made anew that know of an owner: its own, and groups that its pods are in."""
-        self._dirty[_GroupId(_Sort.OWNER, owner.namespace, "", self._top(owner.uid, owner.namespace))] = None
-        self._dirty |= {self._home[key]: None for key in self._pods_below(owner.uid)}
+        self._dirty[_GroupId(_GroupKind.OWNER, owner.namespace, "", self._top(owner.uid, owner.namespace))] = None
+        self._dirty |= {self._group_of_pod[key]: None for key in self._pods_below(owner.uid)}
 
     def _release(self, owner: str, table: dict[str, set[T]], what: T) -> None:
         """Note that something does not refer to an owner any more."""
@@ -388,7 +391,7 @@ class GangIndex:
         self._drop_if_unused(owner)
 
     def _drop_if_unused(self, uid: str) -> None:
-        if uid not in self._gone or uid in self._wards or uid in self._children:
+        if uid not in self._gone or uid in self._pods_of_owner or uid in self._children:
             return
         self._gone.discard(uid)
         owner = self._owners.pop(uid)
@@ -398,46 +401,46 @@ class GangIndex:
     # Making gangs
 
     def _refresh(self) -> None:
-        for home in self._dirty:
-            old, new = self._made.pop(home, None), self._make(home)
+        for group in self._dirty:
+            old, new = self._made.pop(group, None), self._make(group)
             if old is not None and (new is None or new.key != old.key):
                 del self._by_key[old.key]
-                self._news[old.key] = None
+                self._changed_keys[old.key] = None
             if new is not None:
-                self._made[home] = self._by_key[new.key] = new
+                self._made[group] = self._by_key[new.key] = new
                 if new != old:
-                    self._news[new.key] = None
+                    self._changed_keys[new.key] = None
         self._dirty.clear()
 
-    def _make(self, home: _GroupId) -> Gang | None:
-        members = self._groups.get(home, _Members())
+    def _make(self, group: _GroupId) -> Gang | None:
+        members = self._groups.get(group, _Members())
         everyone = [self._pods[key] for key in members.pods]
         ours = sorted((pod for pod in everyone if pod.scheduler == self._scheduler), key=_age)
         pods = tuple(pod for pod in ours if not pod.is_over and not pod.ending)
         is_there = any(not pod.is_over for pod in ours)
-        top = self._owner(home.name, home.namespace) if home.sort is _Sort.OWNER else None
+        top = self._owner(group.name, group.namespace) if group.sort is _GroupKind.OWNER else None
         if top is not None:
             if not is_there and not self._is_awaited(top):
                 return None
-            draft = self._owned(_Draft(home, top.kind, top.name, pods), top)
+            draft = self._owned(_Draft(group, top.kind, top.name, pods), top)
         elif not is_there:
             return None
-        elif home.sort is _Sort.OWNER:
-            draft = self._awaited(_Draft(home, "", "", pods), ours[0])
-        elif home.sort is _Sort.GROUP:
-            draft = self._grouped(_Draft(home, "PodGroup", home.name, pods), ours)
+        elif group.sort is _GroupKind.OWNER:
+            draft = self._awaited(_Draft(group, "", "", pods), ours[0])
+        elif group.sort is _GroupKind.GROUP:
+            draft = self._grouped(_Draft(group, "PodGroup", group.name, pods), ours)
         else:
-            draft = self._single(_Draft(home, "Pod", ours[0].name, pods))
+            draft = self._single(_Draft(group, "Pod", ours[0].name, pods))
         foreign = min(
             (pod for pod in everyone if pod.scheduler != self._scheduler and not pod.is_over), key=_age, default=None
         )
         # Of owners, helpers of another scheduler are their own business: an initializer that runs before, for example.
-        if foreign is not None and (foreign.gpus or home.sort is _Sort.GROUP):
+        if foreign is not None and (foreign.gpus or group.sort is _GroupKind.GROUP):
             draft.refuse(
                 f"its pod {foreign.name} has schedulerName {foreign.scheduler!r}, others {self._scheduler!r};"
                 " give all its pods the same"
             )
-        return draft.gang(self._key_of(home, members, ours))
+        return draft.gang(self._key_of(group, members, ours))
 
     def _is_awaited(self, owner: OwnerInfo) -> bool:
         """Whether an owner without pods is a gang: the topmost one, whose pods would be Poise's to place."""
@@ -446,22 +449,24 @@ class GangIndex:
             is_top and owner.uid not in self._gone and any(each.scheduler == self._scheduler for each in self._plan(owner))
         )
 
-    def _key_of(self, home: _GroupId, members: _Members, ours: Sequence[PodInfo]) -> str:
-        if home.sort is _Sort.OWNER:
-            return f"{_fit(home.name)}-{home.suffix}"
+    def _key_of(self, group: _GroupId, members: _Members, ours: Sequence[PodInfo]) -> str:
+        if group.sort is _GroupKind.OWNER:
+            return f"{_fit(group.name)}-{group.suffix}"
         # The oldest pod may have gone since; Poise has written the key on those that it bound. The end of it shows that
         # it is this group's, as users can write annotations.
-        for key in sorted({pod.annotations[GANG_KEY] for pod in ours if GANG_KEY in pod.annotations and self._is_part(pod)}):
+        for key in sorted(
+            {pod.annotations[names.GANG_KEY] for pod in ours if names.GANG_KEY in pod.annotations and self._is_part(pod)}
+        ):
             anchor, _, suffix = key.rpartition("-")
-            if suffix == home.suffix and _FIT.fullmatch(anchor):
+            if suffix == group.suffix and _FIT.fullmatch(anchor):
                 return key
         assert members.anchor is not None
-        return f"{_fit(members.anchor[1])}-{home.suffix}"
+        return f"{_fit(members.anchor[1])}-{group.suffix}"
 
     def _is_part(self, pod: PodInfo) -> bool:
         """Whether a pod was bound for the gang that its group is now; others lie about of a former one."""
         if pod.is_over:
-            return pod.annotations.get(GANG_KEY) in self._open
+            return pod.annotations.get(names.GANG_KEY) in self._open
         return bool(pod.node) and not pod.ending
 
     def _plan(self, top: OwnerInfo) -> list[PodTemplate]:

@@ -26,7 +26,7 @@ class KubeRun:
     is_adopted  it was ordered before a restart, and may have begun
     notice      with which it was asked to leave
     force_at    when its pods are deleted if it has not ended by then, on the loop's clock
-    said        how it ended, as its agents have it; None: they have not said so
+    reported_end  how it ended, as its agents have it; None: they have not said so
     failure     why it cannot go on: cause, and a sentence for people
     on_trouble  called when that is known
     """
@@ -39,7 +39,7 @@ class KubeRun:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     notice: RunNotice | None = None
     force_at: float = inf
-    said: RunEnded | None = None
+    reported_end: RunEnded | None = None
     failure: tuple[str, str] | None = None
     has_begun: bool = False
     task: asyncio.Task[None] | None = None
@@ -71,10 +71,10 @@ class KubeRun:
         if is_new:
             self.on_trouble(self)
 
-    async def wait(self, seconds: float = LOOK_SECONDS) -> None:
-        """Wait until something has changed, or for so long."""
+    async def wait(self) -> None:
+        """Wait until something has changed, or until it is time for another look."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(LOOK_SECONDS):
                 await self.changed.wait()
         self.changed.clear()
 

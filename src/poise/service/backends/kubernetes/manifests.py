@@ -23,7 +23,6 @@ SHARED = "/poise"  # the volume that agent and job share
 SECRETS = "/var/run/secrets/poise"
 AUDIENCE = "poise"
 TOKEN_SECONDS = 3_600  # the kubelet renews it long before
-CERTIFICATE = f"{names.PREFIX}/certificate"  # annotation with which agents check the server
 STARTER = f"{SHARED}/lib/poise/service/backends/local/runner/starter.py"
 LEAVING_SECONDS = 30  # beyond the time in which a job saves: for TERM, KILL, and the agent's last words
 JOB_CONTAINER, AGENT_CONTAINER, FILES_CONTAINER = "job", "poise-agent", "poise-files"
@@ -134,7 +133,7 @@ def _pod(order: RunOrder, number: int, part: RunPart, terms: PodTerms, term: int
             "annotations": {
                 names.TERM: str(term),
                 names.SLOTS: ",".join(map(str, part.slots)),
-                **({CERTIFICATE: terms.certificate} if terms.certificate else {}),
+                **({names.CERTIFICATE: terms.certificate} if terms.certificate else {}),
             },
         },
         "spec": {
@@ -206,7 +205,7 @@ def _secrets(terms: PodTerms) -> list[Json]:
     token = {"path": "token", "audience": AUDIENCE, "expirationSeconds": TOKEN_SECONDS}
     sources: list[Json] = [{"serviceAccountToken": token}]
     if terms.certificate:
-        field = {"fieldPath": f"metadata.annotations['{CERTIFICATE}']"}
+        field = {"fieldPath": f"metadata.annotations['{names.CERTIFICATE}']"}
         sources.append({"downwardAPI": {"items": [{"path": "ca.crt", "fieldRef": field}]}})
     return sources
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from poise.service.backends.kubernetes.client import KubeClient
 from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, ExpiredError
-from poise.service.backends.kubernetes.objects import Json, Key
+from poise.service.backends.kubernetes.objects import Json, ObjectKey
 
 NOT_LISTED = "not listed yet"  # what is wrong with a mirror that is new
 LEAST_PAUSE, MOST_PAUSE = 0.5, 10.0  # seconds between tries of a mirror whose server is away
@@ -49,16 +49,15 @@ class Mirror:
         *,
         on_change: Callable[[Change, Json], None],
         labels: str = "",
-        fields: str = "",
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.synced = asyncio.Event()
         self.problem: str | None = NOT_LISTED
         self._client, self._path = client, path
         self._on_change = on_change
-        self._labels, self._fields = labels, fields
+        self._labels = labels
         self._clock = clock
-        self._known: dict[Key, _MirroredObject] = {}
+        self._known: dict[ObjectKey, _MirroredObject] = {}
         self._version: str | None = None  # from which to watch; None: list first
         self._failures = 0  # in a row
         self._answered = asyncio.Event()  # whether the first list was complete or refused
@@ -87,9 +86,9 @@ class Mirror:
             raise self._refusal
 
     async def _list(self) -> None:
-        seen: set[Key] = set()
+        seen: set[ObjectKey] = set()
         version = ""
-        async with aclosing(self._client.pages(self._path, labels=self._labels, fields=self._fields)) as pages:
+        async with aclosing(self._client.pages(self._path, labels=self._labels)) as pages:
             async for page in pages:
                 if page.is_first:
                     seen.clear()
@@ -106,9 +105,7 @@ class Mirror:
 
     async def _watch(self) -> None:
         began, events = self._clock(), 0
-        watch = self._client.watch(
-            self._path, self._version or "", labels=self._labels, fields=self._fields, on_open=self._catch_up
-        )
+        watch = self._client.watch(self._path, self._version or "", labels=self._labels, on_open=self._catch_up)
         async with aclosing(watch) as happenings:
             async for kind, thing in happenings:
                 events += 1
@@ -125,7 +122,7 @@ class Mirror:
         elif kind in ("ADDED", "MODIFIED"):
             self._take(thing)
 
-    def _take(self, thing: Json) -> Key:
+    def _take(self, thing: Json) -> ObjectKey:
         """Note an object that exists, and tell how it differs from what was known."""
         head, key = thing["metadata"], _key(thing)
         now, before = _MirroredObject(head["uid"], head["resourceVersion"]), self._known.get(key)
@@ -137,7 +134,7 @@ class Mirror:
             self._on_change(Change.ADDED if before is None else Change.MODIFIED, thing)
         return key
 
-    def _lose(self, key: Key) -> None:
+    def _lose(self, key: ObjectKey) -> None:
         """Tell that an object is gone, of which no more is known than who it was."""
         (namespace, name), known = key, self._known.pop(key)
         head = {"name": name, "uid": known.uid, "resourceVersion": known.version}
@@ -163,6 +160,6 @@ class Mirror:
         await asyncio.sleep(max(uniform(0.5, 1.0) * longest, min(retry_after or 0.0, MOST_PAUSE)))
 
 
-def _key(thing: Json) -> Key:
+def _key(thing: Json) -> ObjectKey:
     head = thing["metadata"]
     return head.get("namespace", ""), head["name"]

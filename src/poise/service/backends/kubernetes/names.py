@@ -25,6 +25,10 @@ SLOTS = f"{PREFIX}/slots"  # by Poise's count; the device plug-in chooses the GP
 # JOB and EPOCH: of a pod that others have created, Poise's number of its job and the run that it was bound for. The same
 # texts as the labels, on purpose: what has the label SERVICE was created by Poise, and says it by labels.
 
+GANG_KEY = f"{PREFIX}/gang-key"  # of a bound pod: the key of its gang, which a restart would not find again
+CERTIFICATE = f"{PREFIX}/certificate"  # of a pod of Poise: with what its agent checks the server
+SUSPENDED_BY = f"{PREFIX}/suspended"  # of an owner that Poise has suspended: the epoch of the run that left
+
 # Annotations that users may write on their pods (or pod templates).
 GANG = f"{PREFIX}/gang"  # name of the gang, in its namespace
 GANG_SIZE = f"{PREFIX}/gang-size"  # number of its pods

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from poise.service.backends.kubernetes import names
 
 Json = dict[str, Any]
-Key = tuple[str, str]  # namespace and name
+ObjectKey = tuple[str, str]  # namespace and name
 
 _SUFFIXES = {
     "": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
@@ -71,7 +71,6 @@ class PodInfo:
     is_gated   it has scheduling gates: nobody may bind it yet
     ending     it is being deleted
     selector   node labels that it asks for;  affinity: required node affinity as JSON text, empty: none
-    grace      seconds between TERM and KILL
     """
 
     namespace: str
@@ -92,7 +91,6 @@ class PodInfo:
     selector: Mapping[str, str]
     affinity: str
     tolerations: tuple[tuple[str, str, str, str], ...]  # key, operator, value, effect
-    grace: float
     created: float
     conditions: tuple[Condition, ...] = ()
     containers: tuple[ContainerState, ...] = ()
@@ -100,7 +98,7 @@ class PodInfo:
     memory: float = 0.0  # bytes
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ObjectKey:
         """Namespace and name."""
         return self.namespace, self.name
 
@@ -155,7 +153,7 @@ def read_pod(found: Json, resource: str) -> PodInfo:
             (each.get("key", ""), each.get("operator", "Equal"), each.get("value", ""), each.get("effect", ""))
             for each in spec.get("tolerations") or ()
         ),
-        grace=float(spec.get("terminationGracePeriodSeconds", 30)), created=moment(meta.get("creationTimestamp")),
+        created=moment(meta.get("creationTimestamp")),
         conditions=tuple(_conditions(status)), containers=tuple(_containers(status)),
         cpu=requested(spec, "cpu"), memory=requested(spec, "memory"),
     )  # fmt: skip

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.objects import Json, Owner, controller_of, requested
 
-SUSPENDED_BY = f"{names.PREFIX}/suspended"  # annotation of an owner that Poise has suspended: the epoch of the run that left
 KUEUE_LABELS = ("kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/managed", "kueue.x-k8s.io/pod-group-name")
 KUEUE = "kueue.x-k8s.io/"
 KINDS = {
@@ -52,8 +51,7 @@ class OwnerInfo:
     path                 of the object in the API
     owner                what controls it
     templates            of its pods; none for a TrainJob: those of its JobSet count
-    finished             pods of `size` that have succeeded and are not made again (of a Job)
-    message              why it has failed or completed
+    finished             pods of its templates that have succeeded and are not made again (of a Job)
     ignores_disruption   a Job that makes evicted pods again without counting a failure
     queue                Kueue decides when it runs
     annotations          Poise's, of itself and of its pod templates
@@ -69,7 +67,6 @@ class OwnerInfo:
     templates: tuple[PodTemplate, ...]
     finished: int
     state: OwnerPhase
-    message: str
     ignores_disruption: bool
     queue: bool
     annotations: Mapping[str, str]
@@ -92,7 +89,7 @@ class OwnerInfo:
     @property
     def is_held(self) -> bool:
         """Whether its user has suspended it; what Poise has suspended says so."""
-        return self.suspended and SUSPENDED_BY not in self.annotations
+        return self.suspended and names.SUSPENDED_BY not in self.annotations
 
 
 def read_owner(found: Json, resource: str) -> OwnerInfo:
@@ -103,7 +100,7 @@ def read_owner(found: Json, resource: str) -> OwnerInfo:
     version, plural = KINDS[kind]
     meta, spec, status = found["metadata"], found.get("spec") or {}, found.get("status") or {}
     namespace, name = meta.get("namespace", "default"), meta["name"]
-    state, message = _state_of(status)
+    state = _state_of(status)
     templates = tuple(_templates(kind, spec, resource))
     labels = meta.get("labels") or {}
     return OwnerInfo(
@@ -117,19 +114,18 @@ def read_owner(found: Json, resource: str) -> OwnerInfo:
         templates=templates,
         finished=_finished(spec, status, state, templates[0].pods) if kind == "Job" else 0,
         state=state,
-        message=message,
         ignores_disruption=kind == "Job" and _ignores_disruption(spec),
         queue=any(each in labels for each in KUEUE_LABELS) or str(spec.get("managedBy", "")).startswith(KUEUE),
         annotations=_annotations(kind, found),
     )
 
 
-def _state_of(status: Json) -> tuple[OwnerPhase, str]:
+def _state_of(status: Json) -> OwnerPhase:
     words = {"Complete": OwnerPhase.COMPLETE, "Completed": OwnerPhase.COMPLETE, "Failed": OwnerPhase.FAILED}
     for each in status.get("conditions") or ():
         if each.get("status") == "True" and each.get("type") in words:
-            return words[each["type"]], each.get("message") or each.get("reason") or ""
-    return OwnerPhase.ACTIVE, ""
+            return words[each["type"]]
+    return OwnerPhase.ACTIVE
 
 
 def _templates(kind: str, spec: Json, resource: str) -> Iterator[PodTemplate]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.gangs import Gang
-from poise.service.backends.kubernetes.objects import Json, Key, NodeInfo, PodInfo
+from poise.service.backends.kubernetes.objects import Json, NodeInfo, ObjectKey, PodInfo
 
 MOST_SHAPES = 1024  # of pods that are remembered
 PASSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")  # of nodes that are not ready, or cordoned
@@ -16,7 +16,7 @@ BARRIERS = ("NoSchedule", "NoExecute")  # effects of taints that keep pods away
 _DIGITS = re.compile(r"(\d+)")
 
 
-def placement_of(gang: Gang, parts: Sequence[tuple[str, int]]) -> dict[Key, str] | None:
+def placement_of(gang: Gang, parts: Sequence[tuple[str, int]]) -> dict[ObjectKey, str] | None:
     """Assign the unbound pods of a gang to the nodes that were chosen for it, given the number of GPUs of each.
 
     With those that are bound, every node gets exactly the pods that its GPUs are for; pods that have finished leave places

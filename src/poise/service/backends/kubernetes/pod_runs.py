@@ -71,12 +71,12 @@ class PodRuns:
         """Prepare runs of before a restart. Those of which there is nothing need no agents to say so."""
         known: list[tuple[RunOrder, DesiredState]] = []
         for run in runs:
-            run.said = self._kept_end(run)
-            if run.said is None and (run.desired is DesiredState.RUN or any(self._pods(run))):
+            run.reported_end = self._kept_end(run)
+            if run.reported_end is None and (run.desired is DesiredState.RUN or any(self._pods(run))):
                 known.append((self.order_for_agents(run.order), run.desired))
                 self._expect(run)
-            elif run.said is None:
-                run.said = run.ended(RunEnding.YIELDED)
+            elif run.reported_end is None:
+                run.reported_end = run.ended(RunEnding.YIELDED)
         self._remote.adopt(known)
 
     def stop(self, run: KubeRun, notice: RunNotice) -> None:
@@ -93,30 +93,30 @@ class PodRuns:
 
     async def live(self, run: KubeRun) -> RunEnded:
         """Create its pods, wait for its end, and remove them."""
-        if run.said is None and run.must_end and not run.is_adopted:
+        if run.reported_end is None and run.must_end and not run.is_adopted:
             return run.ended(RunEnding.YIELDED)  # it was never begun
-        if run.said is None:
+        if run.reported_end is None:
             if not run.is_adopted:
                 self._expect(run)
                 self._remote.launch(self.order_for_agents(run.order))
             # With the pod of rank 0, which is created last, there have been all of them: what is missing was deleted.
             if self.pod(links_of(run.order)[0]) is None:
                 await self._create(run)
-            while run.said is None:
+            while run.reported_end is None:
                 self._look(run)
                 if asyncio.get_running_loop().time() >= run.force_at:
                     run.force_at = asyncio.get_running_loop().time() + LEAVING_SECONDS
                     await self._delete(run)
-                if run.said is None:
+                if run.reported_end is None:
                     await run.wait()
-            await self._keep(run, run.said)
+            await self._keep(run, run.reported_end)
         await self._remove(run)
         for link in links_of(run.order):
             self._remote.forget(link)
             self._last.pop(link, None)
             self._failing_since.pop(link, None)
             self._over_since.pop(link, None)
-        return run.said
+        return run.reported_end
 
     def links_at(self, run: KubeRun, node: str) -> list[str]:
         """Return the names of a run's pods on a node."""
@@ -282,15 +282,10 @@ class PodRuns:
     async def _remove(self, run: KubeRun) -> None:
         """Delete its pods; return once they hold no GPUs any more."""
         await self._delete(run)
-        while left := [pod for pod in self._pods(run) if not pod.is_over and self._is_served(pod.node)]:
+        while left := [pod for pod in self._pods(run) if not pod.is_over and self._view.is_served(pod.node)]:
             await run.wait()
             if any(not pod.ending for pod in left):  # it was refused, or has not been told yet
                 await self._delete(run)
-
-    def _is_served(self, node: str) -> bool:
-        """Whether a node's kubelet can end pods. What was on one that cannot has lost its lease; else the run goes on."""
-        found = self._view.nodes.get(node)
-        return found is not None and found.is_ready
 
 
 def _has_ended(pod: PodInfo) -> bool:

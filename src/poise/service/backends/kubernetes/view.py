@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from poise.service.backends.kubernetes import names
-from poise.service.backends.kubernetes.objects import Json, Key, NodeInfo, PodInfo, read_node, read_pod
+from poise.service.backends.kubernetes.objects import Json, NodeInfo, ObjectKey, PodInfo, read_node, read_pod
 
 
 class ClusterView:
@@ -29,8 +29,8 @@ class ClusterView:
         self._scheduler, self._resource, self._on_node, self._on_pod = scheduler, resource, on_node, on_pod
         self.nodes: dict[str, NodeInfo] = {}
         self.node_changes = 0
-        self.pods: dict[Key, PodInfo] = {}
-        self._at: defaultdict[str, set[Key]] = defaultdict(set)
+        self.pods: dict[ObjectKey, PodInfo] = {}
+        self._at: defaultdict[str, set[ObjectKey]] = defaultdict(set)
 
     def node_event(self, kind: str, found: Json) -> None:
         """Take an event of the watch on nodes."""
@@ -69,6 +69,11 @@ class ClusterView:
         for pod in (before, after):
             if pod is not None and pod.node:
                 self._on_node(pod.node)
+
+    def is_served(self, node: str) -> bool:
+        """Whether a node's kubelet can end pods. What was on one that cannot has lost its lease; else the run goes on."""
+        found = self.nodes.get(node)
+        return found is not None and found.is_ready
 
     def at(self, node: str) -> Iterator[PodInfo]:
         """Return the pods that hold GPUs of a node."""
