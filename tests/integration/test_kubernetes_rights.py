@@ -20,12 +20,11 @@ from tests.remote import listening
 
 from poise.scheduler.model.errors import RequestError
 from poise.service.backends.kubernetes.backend import (
-    GANG_RIGHTS,
-    RIGHTS,
     KubernetesBackend,
     KubernetesOptions,
     ServiceQueries,
 )
+from poise.service.backends.kubernetes.rights import GANG_RIGHTS, RIGHTS
 from poise.service.backends.remote.backend import AgentAccess
 
 pytestmark = [

@@ -18,7 +18,7 @@ from tests.shell import program_context
 from poise import __version__
 from poise.cli.serve import serve
 from poise.service.backends.kubernetes import manifests, names
-from poise.service.backends.kubernetes.backend import GANG_RIGHTS, LEASE_NAME, OPTIONAL, RIGHTS
+from poise.service.backends.kubernetes.rights import GANG_RIGHTS, LEASE_NAME, OPTIONAL, RIGHTS
 
 ROOT = KUBERNETES.parents[1]
 SYSTEM, JOBS, EVERYWHERE = "poise-system", "poise-jobs", "*"

@@ -28,6 +28,7 @@ from itertools import accumulate, islice
 from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter, thread_time
+from typing import assert_never
 
 from poise.engine.journal import Header
 from poise.engine.loop import collector_paused, freeze_heap
@@ -49,6 +50,7 @@ from poise.service.backends.api import (
     RunEnded,
     RunEvent,
     RunOrder,
+    TenantWeighed,
 )
 from poise.service.server import service_api as api
 from poise.service.server.batch import CANCELLED_AT_ONCE, BatchBuilder, is_lost_run, late_news
@@ -268,14 +270,16 @@ class ServiceEngine:
                     yield api.ChangeJob(FINDER, each.job, api.Verb.CANCEL)
                 case JobHeld() if each.job in self.state.records:
                     yield api.ChangeJob(FINDER, each.job, api.Verb.STOP if each.is_held else api.Verb.RELEASE)
-                case JobGone() | JobHeld():
-                    pass  # it has ended
                 case AllFound():
                     for key, job in self.store.submissions.by(FINDER.name):
                         if job in self.state.records and key not in each.keys:
                             yield api.ChangeJob(FINDER, job, api.Verb.CANCEL)
-                case _ if self.state.weight_of(each.tenant) != each.weight:
+                case TenantWeighed() if self.state.weight_of(each.tenant) != each.weight:
                     yield api.SetWeight(FINDER, each.tenant, each.weight)
+                case JobGone() | JobHeld() | TenantWeighed():
+                    pass  # the job has ended; the weight is known
+                case _:
+                    assert_never(each)
 
     def _found(self, found: JobFound) -> Iterator[Command]:
         """Submit a job that was found, unless it was before; its back end is told what became of that."""

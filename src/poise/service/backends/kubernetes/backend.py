@@ -8,8 +8,8 @@ The core decides on the cluster's real nodes; `RemoteRuns`, which talks to the a
 All of it runs in the loop of the remote back end's thread, so nothing needs locks: watches, requests to the API server and
 the agents' sessions are tasks of one loop.
 
-Only one instance acts. It holds a Lease, writes the number of its term on whatever it creates or changes, and stops for good
-when it cannot renew the lease, before another can have it (`leadership.py`).
+Only one instance acts. It holds a Lease, writes the number of its term on what it creates, binds, suspends or resumes, and
+stops for good when it cannot renew the lease, before another can have it (`leadership.py`).
 """
 
 import asyncio
@@ -62,6 +62,15 @@ from poise.service.backends.kubernetes.owners import read_owner
 from poise.service.backends.kubernetes.places import NodeTypes
 from poise.service.backends.kubernetes.pod_runs import PodRuns
 from poise.service.backends.kubernetes.reasons import ReasonWriter
+from poise.service.backends.kubernetes.rights import (
+    GANG_RIGHTS,
+    LEASE_NAME,
+    OPTIONAL,
+    RIGHTS,
+    check_rights,
+    is_defined,
+    rights_on,
+)
 from poise.service.backends.kubernetes.view import ClusterView
 from poise.service.backends.local.state_dir import token
 from poise.service.backends.remote.backend import STANDARD, AgentAccess, RemoteBackend
@@ -69,37 +78,12 @@ from poise.service.backends.remote.identity import ServiceIdentity
 from poise.service.backends.remote.links import with_slack
 from poise.service.backends.remote.relay import CheckpointPlaces
 
-LEASE_NAME = "poise"
 NODES = "/api/v1/nodes"
 _REQUEST = re.compile(r"^[A-Z]+ /\S*: ")  # with which the text of an ApiUnavailableError begins
 SYNC_SECONDS = 60.0  # for the first look at the cluster
 LOOK_SECONDS = 1.0  # between two looks at nodes that are not ready, and at gangs that were refused
 REPORT_AGAIN_SECONDS = 30.0  # after which a gang that was refused is reported again
 EXPLAINED = 20  # waiting gangs of which the reason is asked for at each look
-OPTIONAL = (
-    ("/apis/jobset.x-k8s.io/v1alpha2/jobsets", "JobSet"),
-    ("/apis/trainer.kubeflow.org/v1alpha1/trainjobs", "TrainJob"),
-)
-"""Kinds that a cluster has only if somebody has installed them."""
-
-RIGHTS = (
-    ("list", "", "nodes", None), ("watch", "", "nodes", None), ("list", "", "pods", None), ("watch", "", "pods", None),
-    ("create", "", "pods", "jobs"), ("get", "", "pods", "jobs"), ("delete", "", "pods", "jobs"),
-    ("create", "", "services", "jobs"), ("get", "", "services", "jobs"), ("delete", "", "services", "jobs"),
-    ("create", "", "events", "jobs"),
-    ("create", "coordination.k8s.io", "leases", "jobs"), ("get", "coordination.k8s.io", f"leases {LEASE_NAME}", "jobs"),
-    ("update", "coordination.k8s.io", f"leases {LEASE_NAME}", "jobs"),
-    ("create", "authentication.k8s.io", "tokenreviews", None),
-)  # fmt: skip
-"""What it cannot do without: verb, group, resource with subresource or name, and whether in the namespace of jobs alone."""
-GANG_RIGHTS = (
-    ("list", "", "namespaces", None), ("watch", "", "namespaces", None),
-    ("create", "", "pods/binding", None), ("create", "", "pods/eviction", None), ("patch", "", "pods/status", None),
-    ("list", "policy", "poddisruptionbudgets", None),
-    ("create", "", "events", None), ("patch", "", "events", None),
-    ("list", "batch", "jobs", None), ("watch", "batch", "jobs", None), ("patch", "batch", "jobs", None),
-)  # fmt: skip
-"""What it needs to place pods that others create."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,15 +361,13 @@ class KubernetesBackend(RemoteBackend):
     async def _prepare(self, leadership: Leadership, reviews: KubeClient) -> None:
         """Check the rights, lead, and look at the cluster; PoiseError says in one sentence what is in the way."""
         try:
-            await self._check_rights(reviews, RIGHTS)
+            await check_rights(reviews, self._namespace, RIGHTS)
             kinds = []
             if self._options.gangs:
-                await self._check_rights(reviews, GANG_RIGHTS, " with --gangs")
-                kinds = [(path, kind) for path, kind in OPTIONAL if await self._is_defined(path)]
+                await check_rights(reviews, self._namespace, GANG_RIGHTS, " with --gangs")
+                kinds = [(path, kind) for path, kind in OPTIONAL if await is_defined(reviews, path)]
                 for path, kind in kinds:
-                    group, plural = path.split("/")[2], path.rpartition("/")[2]
-                    rights = [(verb, group, plural, None) for verb in ("list", "watch", "patch")]
-                    await self._check_rights(reviews, rights, f" to schedule {kind}s")
+                    await check_rights(reviews, self._namespace, rights_on(path), f" to schedule {kind}s")
             await leadership.acquire(lambda text: self._log.info("waiting-for-leadership", text=text))
         except ApiError as error:
             raise RequestError(f"{self._config.server}: {error.message}") from error
@@ -407,39 +389,6 @@ class KubernetesBackend(RemoteBackend):
         self._warn_of_no_nodes()
         self._note_unknown()
         self._log.info("leading", term=leadership.term, identity=self._identity, server=self._config.server)
-
-    async def _check_rights(
-        self, reviews: KubeClient, rights: Iterable[tuple[str, str, str, str | None]], purpose: str = ""
-    ) -> None:
-        for verb, group, resource, scope in rights:
-            kind, _, name = resource.partition(" ")
-            plural, _, sub = kind.partition("/")
-            asked: Json = {"verb": verb, "group": group, "resource": plural, "subresource": sub, "name": name}
-            if scope is not None:
-                asked["namespace"] = self._namespace
-            body = {
-                "apiVersion": "authorization.k8s.io/v1",
-                "kind": "SelfSubjectAccessReview",
-                "spec": {"resourceAttributes": asked},
-            }
-            answer = await reviews.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
-            if not (answer.get("status") or {}).get("allowed"):
-                where = "" if scope is None else f" in namespace {self._namespace}"
-                raise RequestError(
-                    f"the account that Poise uses may not {verb} {resource}{where}; Poise needs this right{purpose}:"
-                    " apply deploy/kubernetes, or name another account with --kubeconfig and --context"
-                )
-
-    async def _is_defined(self, path: str) -> bool:
-        """Whether the cluster has a kind. Its objects are not asked for, as this account may have no right to them."""
-        version, _, plural = path.rpartition("/")
-        try:
-            found = await self._client.get(version)
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            return False
-        return any(each.get("name") == plural for each in found.get("resources") or ())
 
     def _mirror(self, path: str, on_change: Callable[[str, Json], None], labels: str = "") -> None:
         mirror = Mirror(self._client, path, on_change=on_change, labels=labels)
