@@ -222,6 +222,20 @@ def test_a_change_that_is_refused_or_not_wanted_any_more_is_not_tried_again() ->
     acting(work)
 
 
+def test_a_deletion_that_met_a_conflict_is_asked_for_again_unless_another_has_the_name() -> None:
+    async def work(fake: FakeKubernetes, actions: Actions, _: Leadership) -> None:
+        for name in ("a", "b"):
+            fake.add(PODS, a_pod(name))
+        fake.fail(409, next=3, where=lambda verb, _path: verb == "delete")
+        await actions.delete(f"{POD_PATH}/a", fake.get(PODS, "a")["metadata"]["uid"])
+        await actions.delete(f"{POD_PATH}/b", "the uid of one before it")
+        await actions.delete(f"{POD_PATH}/c", "gone")
+        fake.finish_deletions()
+        assert [pod["metadata"]["name"] for pod in fake.all(PODS)] == ["b"]
+
+    acting(work)
+
+
 def test_who_does_not_lead_any_more_changes_nothing() -> None:
     async def work(fake: FakeKubernetes, actions: Actions, leadership: Leadership) -> None:
         fake.fail(503, next=100, where=is_creation)

@@ -11,7 +11,7 @@ from random import uniform
 from typing import TypeVar
 
 from poise.service.backends.kubernetes.client import KubeClient
-from poise.service.backends.kubernetes.errors import ApiUnavailableError
+from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError
 from poise.service.backends.kubernetes.leadership import Leadership
 
 Done = TypeVar("Done")
@@ -44,3 +44,25 @@ class Actions:
                 await asyncio.sleep(max(uniform(0.5, 1.0) * pause, min(error.retry_after or 0.0, LONGEST_PAUSE)))
                 pause = min(2 * pause, LONGEST_PAUSE)
         return None
+
+    async def delete(self, path: str, uid: str, grace: int | None = None) -> None:
+        """Have the object with this uid deleted; what is gone, or has another uid by now, is left as it is.
+
+        Raise `ApiError` if that is refused for another reason.
+        """
+
+        async def change() -> None:
+            try:
+                await self.client.delete(path, uid=uid, grace=grace)
+            except ApiError as error:
+                if error.status != 409:
+                    raise
+                found = await self.client.get(path)
+                if found["metadata"]["uid"] == uid:  # the conflict was one with another change, and passes
+                    raise ApiUnavailableError(error.message, status=error.status) from error
+
+        try:
+            await self.persist(change)
+        except ApiError as error:
+            if error.status != 404:
+                raise

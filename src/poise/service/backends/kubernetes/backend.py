@@ -276,7 +276,7 @@ class KubernetesBackend(RemoteBackend):
     async def _delete_stray(self, pod: PodInfo) -> None:
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
         with suppress(ApiError):
-            await self._actions.persist(lambda: self._client.delete(path, uid=pod.uid))
+            await self._actions.delete(path, pod.uid)
 
     def _has_settled(self) -> bool:
         """Whether no adopted run waits for agents that there are to say how it is."""

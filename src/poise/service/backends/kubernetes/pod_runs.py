@@ -10,7 +10,7 @@ the pods alone could not say any more how the run ended, and it would be begun a
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 
@@ -264,20 +264,17 @@ class PodRuns:
         """Ask for the deletion of a run's pods and of its service, by their uids: others may have their names by then."""
         base, client = f"/api/v1/namespaces/{self._terms.namespace}", self._actions.client
         for pod in [*self._pods(run)]:
-            with suppress(ApiError):  # it is gone, which is as good
-                await self._actions.persist(
-                    lambda pod=pod: client.delete(f"{base}/pods/{pod.name}", uid=pod.uid, grace=KILL_GRACE)  # type: ignore[misc]
-                )
+            with suppress(ApiError):  # it is asked for again while the pod is there
+                await self._actions.delete(f"{base}/pods/{pod.name}", pod.uid, KILL_GRACE)
         if len(run.order.gpus) > 1:
             path = f"{base}/services/{names.service_name(run.order.job, run.order.epoch)}"
             with suppress(ApiError):
-                await self._actions.persist(lambda: self._delete_service(path))
+                found = await self._actions.persist(lambda: client.get(path))
+                if found is not None and self._is_ours(found["metadata"].get("labels") or {}):
+                    await self._actions.delete(path, found["metadata"]["uid"])
 
-    async def _delete_service(self, path: str) -> None:
-        head = (await self._actions.client.get(path))["metadata"]
-        labels = head.get("labels") or {}
-        if labels.get(names.SERVICE) == self._terms.service and names.run_key(labels) not in self.unknown.values():
-            await self._actions.client.delete(path, uid=head["uid"])
+    def _is_ours(self, labels: Mapping[str, str]) -> bool:
+        return labels.get(names.SERVICE) == self._terms.service and names.run_key(labels) not in self.unknown.values()
 
     async def _remove(self, run: KubeRun) -> None:
         """Delete its pods; return once they hold no GPUs any more."""
