@@ -288,7 +288,7 @@ class Kubectl:
         except PoiseError as error:
             if (self.context is not None or self.kubeconfig is not None) and "(Forbidden)" not in str(error):
                 raise
-            found = None  # not everybody may look at namespaces, or needs a cluster to look at the queue
+            found = None  # looking at the queue needs neither a cluster nor the right to read namespaces
         labels = _metadata(found or {}).get("labels") or {}
         return str(labels.get(names.TENANT) or space)
 

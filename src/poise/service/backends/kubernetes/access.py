@@ -42,7 +42,7 @@ class Authorization(NamedTuple):
 
 
 class Credential:
-    """Whose requests these are: here nobody's, or those of a client certificate that is part of the TLS context."""
+    """Identifies the sender of requests. This one adds nothing: a client certificate, if any, is in the TLS context."""
 
     async def authorization(self) -> Authorization:
         """Return what a request has to carry now."""
@@ -65,7 +65,7 @@ class TokenCredential(Credential):
 
 
 class TokenFileCredential(Credential):
-    """A token in a file that somebody replaces: read again when it was read a minute ago, and when it was refused."""
+    """A token in a file that is replaced from outside: read again after a minute, and when it was refused."""
 
     def __init__(self, path: Path, clock: Clock = monotonic) -> None:
         self._path, self._clock = path, clock

@@ -24,8 +24,8 @@ ACCOUNT = "system:serviceaccount:"
 class PodAuthority:
     """Says which pod a token belongs to. A pod may speak for itself alone.
 
-    is_unknown   whether the journal never had the job of a pod. To its agent there is no server then: it would be told that
-                 nobody knows its run, and end it
+    is_unknown   whether the journal never had the job of a pod. Its agent gets no answer then: told that its run is unknown,
+                 it would end it
     """
 
     def __init__(self, client: KubeClient, view: ClusterView, namespace: str, is_unknown: Callable[[PodInfo], bool]) -> None:
@@ -33,7 +33,7 @@ class PodAuthority:
         self._known: dict[str, tuple[float, str, str]] = {}  # by hash of the token: until when, pod, uid
 
     async def node_of(self, token: str) -> str | None:
-        """Return the name of the pod; None: it is none of ours. Raise AuthorityAwayError while nobody can say."""
+        """Return the name of the pod; None: it is none of ours. Raise AuthorityAwayError while that cannot be found out."""
         mark = hashlib.sha256(token.encode()).hexdigest()
         found = self._known.get(mark)
         if found is None or found[0] < monotonic():

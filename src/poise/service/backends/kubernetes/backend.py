@@ -169,7 +169,7 @@ class KubernetesBackend(RemoteBackend):
         )
         self._refusal: Exception | None = None
         self._dirty_nodes: set[str] = set()
-        self._node_types = 0, NodeTypes((), options.resource)  # as of so many changes of nodes
+        self._node_types = 0, NodeTypes((), options.resource)  # with the count of node changes it is for
         self._tenants: dict[str, str] = {}  # by namespace
         self._is_adopted = False
         self._warned: set[str] = set()  # what the operator was told of nodes
@@ -484,7 +484,7 @@ class KubernetesBackend(RemoteBackend):
         try:
             owner = None if change == "DELETED" else read_owner({"kind": kind, **found}, self._options.resource)
         except (TypeError, ValueError, AttributeError, LookupError) as error:
-            # Of kinds that others have defined: one that nobody can read must not end the service, now or at each start.
+            # An object of a custom kind that cannot be read must not end the service, now or at each start.
             owner, meta = None, found["metadata"]
             if uid not in self._warned:
                 self._warned.add(uid)

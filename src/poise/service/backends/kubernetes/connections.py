@@ -56,7 +56,7 @@ class ApiConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take a part of the answer."""
-        if self.is_complete:  # nobody has asked
+        if self.is_complete:  # no request is under way
             self._lose(httpx.RemoteProtocolError("the server sent something that was not asked for"))
             return
         try:
@@ -195,7 +195,7 @@ class KeepAliveTransport(httpx.AsyncBaseTransport):
         try:
             connection.send(_head(request) + request.content)
             status = await connection.head(patience.get("read"))
-        except BaseException:  # it was given up, too: its answer is nobody's
+        except BaseException:  # also when it was cancelled: its answer must not be taken for that of the next request
             self._drop(connection)
             raise
         return httpx.Response(status, headers=connection.headers, stream=_Body(self, connection, patience.get("read")))

@@ -105,7 +105,7 @@ class GangRuns:
         start: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._index, self._view, self._actions, self._on_event, self._ask = index, view, actions, on_event, ask
-        self._start = start  # of what nobody awaits; its faults are those of the back end
+        self._start = start  # starts a background task; its faults are those of the back end
         self.found: dict[str, FoundGang] = {}  # by key of the gang
         self.runs: dict[str, KubeRun] = {}  # open runs by key of the gang
         self.problems: dict[str, str] = {}  # gangs that are not scheduled, and why
@@ -283,7 +283,7 @@ class GangRuns:
             await run.wait()
 
     async def _advance(self, run: KubeRun, gang: Gang, bound: dict[ObjectKey, str]) -> bool:
-        """Do what is to be done for a gang now; say whether all its pods are bound."""
+        """Take the next step for a gang; return whether all its pods are bound."""
         if run.must_end:
             await self._send_away(run, gang, bound)
             return False
@@ -298,7 +298,7 @@ class GangRuns:
         return await self._bind(run, gang, bound)
 
     def _give_gpus_back(self, run: KubeRun, cause: str, text: str) -> None:
-        """Have a run leave although nobody has asked for it."""
+        """Have a run leave without a request from the engine."""
         run.desired = DesiredState.LEAVE
         run.trouble(cause, text)
         run.changed.set()
@@ -324,7 +324,7 @@ class GangRuns:
         if owner is not None and not _is_suspended(gang) and not gang.pods and _have_succeeded(ours):
             return None  # its owner is about to say that it has finished, or to make further pods
         has_left = run.must_end and not any(pod.node and self._view.is_served(pod.node) for pod in gang.pods)
-        # Its owner has to know that it is to stay away: else pods would come back that nobody expects.
+        # The run is over only once its owner is suspended: else pods would come back that no run expects.
         may_leave = gang.preempts is not Preempts.SUSPEND or _is_suspended(gang) or not bound
         if not has_left or not may_leave:
             return None
@@ -421,7 +421,7 @@ class GangRuns:
     async def _send_away(self, run: KubeRun, gang: Gang, bound: Mapping[ObjectKey, str]) -> None:
         """Have a gang leave: suspend its owner, or have its pods evicted. What was never bound stays where it is.
 
-        What nobody would make again is left alone, unless its job was cancelled.
+        Pods that no owner would make again are left alone, unless their job was cancelled.
         """
         if gang.preempts is Preempts.SUSPEND and gang.owner is not None:
             if not _is_suspended(gang) and gang.pods and (bound or any(pod.node for pod in gang.pods)):

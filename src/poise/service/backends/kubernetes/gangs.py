@@ -589,7 +589,7 @@ class GangIndex:
         return {said[names.PREEMPTION] for said in sources if names.PREEMPTION in said}
 
     def _is_made_again(self, pod: PodInfo) -> bool:
-        """Whether a pod that is evicted comes back, and nobody counts it as failed."""
+        """Whether an evicted pod is made again without being counted as failed."""
         if pod.owner is None:
             return False
         if is_known_kind(pod.owner):

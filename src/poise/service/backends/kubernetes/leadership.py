@@ -194,7 +194,7 @@ class Leadership:
         if record is None:
             raise LeadershipLostError(f"{what} has been deleted")
         if (record.mark.holder, record.mark.term) != (self.identity, self.term):
-            raise LeadershipLostError(f"{what} is now that of {record.mark.holder or 'nobody'}")
+            raise LeadershipLostError(f"{what} is now that of {record.mark.holder or 'no instance'}")
 
     def _left(self) -> float:
         return self._acting_until - self._clock()

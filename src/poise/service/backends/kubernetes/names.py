@@ -44,7 +44,7 @@ GPU_RESOURCE = "nvidia.com/gpu"
 TYPE_LABELS = ("poise.run/gpu-type", "nvidia.com/gpu.product")
 RACK_LABELS = ("poise.run/rack", "topology.kubernetes.io/rack", "topology.kubernetes.io/zone")
 
-LONGEST = 63  # characters of a label's value, and of a name that is to be a host's
+LONGEST = 63  # characters of a label's value, and of a host name
 _NUMBER = re.compile(r"[0-9]{1,18}")  # not \d, which knows digits that int() does not
 _UNFIT = re.compile(r"[^a-z0-9-]+")
 

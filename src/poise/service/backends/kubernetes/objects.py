@@ -68,7 +68,7 @@ class PodInfo:
 
     node       it is bound to; empty: to none
     gpus       that it asks for, as the scheduler counts them
-    is_gated   it has scheduling gates: nobody may bind it yet
+    is_gated   it has scheduling gates, and may not be bound yet
     ending     it is being deleted
     selector   node labels that it asks for;  affinity: required node affinity as JSON text, empty: none
     """

@@ -1,8 +1,8 @@
 """Why gangs wait, said where their users look: as Events of a pod and of the owner, and as a condition of pods.
 
 An API server is easily flooded with explanations: there are as many as gangs, and their numbers change with every
-decision. So what is to be said is only remembered (`ReasonWriter.note`), and written at a fixed rate; who has heard nothing
-yet comes first. A gang's first pod and its owner speak for all of it.
+decision. So reasons are only noted (`ReasonWriter.note`), and written at a fixed rate; gangs of which
+nothing was written yet come first. A gang's first pod and its owner speak for all of it.
 
 Of the two places on a pod itself, an annotation and the condition `PodScheduled`, Poise writes the condition: schedulers
 say it there, `kubectl describe pod` and dashboards show it, and it needs no right to change pods themselves. Cluster
@@ -34,7 +34,7 @@ LOG = logging.getLogger("poise.kubernetes")
 COMPONENT = "poise"
 UNSCHEDULABLE = "Unschedulable"
 WAITS = "WaitsWithGang"  # what pods say that have said Unschedulable and do not any more
-PROBLEMS = frozenset({"cannot-run", "rejected", "failed", "run-trouble"})  # codes that need somebody to do something
+PROBLEMS = frozenset({"cannot-run", "rejected", "failed", "run-trouble"})  # codes that need a person to act
 MENDED_BY_NODES = frozenset({"capacity", "unavailable"})  # codes that more nodes would mend
 WORDS = {
     "capacity": "WaitingForCapacity",
@@ -77,11 +77,11 @@ class _Told:
 
 @dataclass(eq=False, slots=True)
 class _Said:
-    """What is to be said of a gang, and what was said last.
+    """What to say of a gang, and what was said last.
 
     noted      when it was last noted;  since: when its code became what it is
     said       code and text that were written last; None: nothing was;  said_at: when
-    due        when it is to be written again; None: nothing new was noted since
+    due        when to write it again; None: nothing new was noted since
     events     that were written, by uid of what they are about and by code
     marked     reason and message of the conditions that were written, by uid of the pod
     is_spread  all its pods are to say Unschedulable
@@ -149,7 +149,7 @@ class ReasonWriter:
         self._entries: dict[str, _Said] = {}
         self._fresh: dict[str, None] = {}  # of whom nothing was said yet, in order
         self._later: list[tuple[float, str]] = []  # by time; those whose entry has another `due` by now are skipped
-        self._marks: dict[str, dict[str, None]] = {}  # uids of pods whose condition is to be written, by gang
+        self._marks: dict[str, dict[str, None]] = {}  # uids of pods whose condition has to be written, by gang
         self._logged: set[tuple[int, str]] = set()
         self._notices: deque[tuple[PodInfo, str, str]] = deque(maxlen=MOST_NOTICES)
         self.calls = 0
@@ -227,7 +227,7 @@ class ReasonWriter:
         return self._tokens >= 1.0 and now >= self._away_until and self._is_leading()
 
     def _next(self) -> str | None:
-        """Return the gang that is to be spoken of next."""
+        """Return the gang to write of next."""
         if self._fresh:
             key = next(iter(self._fresh))
             del self._fresh[key]
@@ -258,7 +258,7 @@ class ReasonWriter:
                 self._marks.setdefault(entry.gang.key, {})[pod.uid] = None
 
     def _sweep(self) -> None:
-        """Forget gangs of which nothing was noted for long, should nobody have said that they are gone."""
+        """Forget gangs without a note for long: a safeguard, as `forget` is called when they go."""
         now = self._clock()
         if now >= self._sweep_at:
             self._sweep_at = now + FORGET_SECONDS
