@@ -101,12 +101,14 @@ class Stage:
         self.news: list[RunEvent] = []
         self.reports: list[NodeReport] = []
         self.findings: list[Finding] = []
+        self.failures: list[BackendFailed] = []
         self._arrived = Condition()
 
     def tell(self, news: BackendEvent) -> None:
-        assert not isinstance(news, BackendFailed), news.problem
         with self._arrived:
-            if isinstance(news, NodeReport):
+            if isinstance(news, BackendFailed):  # raised by those who wait: in the back end's thread it would be lost
+                self.failures.append(news)
+            elif isinstance(news, NodeReport):
                 self.reports.append(news)
             elif isinstance(news, Finding):
                 self.findings.append(news)
@@ -120,7 +122,8 @@ class Stage:
     def wait(self, kind: type[N], job: str, epoch: int = 1, count: int = 1) -> N:
         """The first news of that kind; or one that came later."""
         with self._arrived:
-            came = self._arrived.wait_for(lambda: len(self.of(kind, job, epoch)) >= count, PATIENCE)
+            came = self._arrived.wait_for(lambda: self.failures or len(self.of(kind, job, epoch)) >= count, PATIENCE)
+            assert self.failures == []
             assert came, f"no {kind.__name__} of {job}/{epoch}; there was {self.news}"
             return self.of(kind, job, epoch)[count - 1]
 

@@ -68,7 +68,12 @@ class Cluster:
     def start(self, life: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(life)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.faults.append(error)
 
     def _pod_changed(self, before: PodInfo | None, after: PodInfo | None) -> None:
         if before is not None and (after is None or after.uid != before.uid):

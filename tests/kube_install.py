@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 import httpx
-from tests.backends import until
+from tests.backends import PATIENCE, until
 from tests.kube import kubectl as played
 from tests.kube.kubelet import Processes
 from tests.kube.pods import Image
@@ -110,7 +110,7 @@ class Installation:
         """Run kubectl, and return what it prints."""
         environment = self.environment()
         command = [str(self.folder / "bin" / "kubectl"), *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
         assert not check or done.returncode == 0, f"{words}: {done.stderr or done.stdout}"
         return done.stdout
 
@@ -141,7 +141,7 @@ class Installation:
         environment = {**self.environment(), **self.client_environment()}
         command = [str(Path(sys.executable).with_name("poise")), *words]
         done = subprocess.run(
-            command, env=environment, cwd=self.folder, capture_output=True, text=True, timeout=120, check=False
+            command, env=environment, cwd=self.folder, capture_output=True, text=True, timeout=2 * PATIENCE, check=False
         )
         assert done.returncode == 0, f"{words}: {done.stderr or done.stdout}"
         return done.stdout

@@ -76,9 +76,10 @@ class KubeStage(Stage):
         return next((each.state for each in reversed([*self.reports]) if each.node.name == name), None)
 
     def close(self) -> None:
-        """End the server."""
+        """End the server; AssertionError if it has failed by itself."""
         self.backend.close()
         self._bound.close()
+        assert self.failures == []
 
 
 class RealKubeStage(KubeStage):
@@ -133,7 +134,7 @@ class FakeKubeStage(KubeStage):
                 if "deletionTimestamp" in pod["metadata"]:
                     if uid in self.pods:
                         self._end(uid, name)
-                    self.fake.remove("pods", name, self.namespace)
+                    self.fake.remove("pods", name, pod["metadata"]["namespace"])
                 elif uid not in self.pods and pod["spec"].get("nodeName") and "initContainers" in pod["spec"]:
                     self.pods[uid] = self._begin(pod)
             sleep(0.01)

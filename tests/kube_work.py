@@ -14,7 +14,7 @@ from time import monotonic, sleep
 from typing import Self
 
 import pytest
-from tests.backends import QUICK, until
+from tests.backends import PATIENCE, QUICK, until
 from tests.e2e.killable import KillableService
 from tests.e2e.service import marked_with
 from tests.kube.controllers import JOBS, install_crds
@@ -221,7 +221,7 @@ class Work:
 
 def until_done(client: Client, work: Work) -> None:
     """Wait until all jobs have ended, in the cluster and in the journal."""
-    deadline = monotonic() + 45
+    deadline = monotonic() + PATIENCE
     while waiting := [f"{job.name} {job.state}" for job in client.queue(limit=500).jobs if not job.state.is_final]:
         assert monotonic() < deadline, f"{waiting}; pods of others: {[*map(brief, work.pods())]}"
         sleep(0.2)

@@ -37,7 +37,7 @@ WRITE_SECONDS = 1.5
 CALM = 10
 """After so many kills the service is left alone until no gang is bound in part."""
 CALM_SECONDS = 60.0
-"""In which that has to be so: less than the time after which a gang gives up (`gang_runs.PATIENCE`)."""
+"""In which that has to be so: less than the time after which a gang gives up (`gang_runs.GANG_START_SECONDS`)."""
 
 
 class Record:

@@ -17,8 +17,6 @@ from tests.remote import listening
 
 from poise.scheduler.model.errors import PoiseError, RequestError
 from poise.service.backends.api import (
-    BackendEvent,
-    BackendFailed,
     DesiredState,
     NodeState,
     RunBegan,
@@ -68,19 +66,12 @@ class OtherServer(Stage):
     def __init__(self, daemons: RayDaemons, folder: Path, **environment: str) -> None:
         super().__init__()
         folder.mkdir(exist_ok=True)
-        self.failures: list[BackendFailed] = []
         bound = listening()
         access = AgentAccess(bound, f"http://127.0.0.1:{bound.getsockname()[1]}")
         options = RayOptions(environment.pop("address", daemons.address), folder / "nodes", isolate="off")
         with mock.patch.dict(os.environ, daemons.environment | environment), bound:
             log = Logbook(least=Level.ERROR)
             self.backend = RayBackend((), folder, self.tell, access, options, log, lease=60.0)
-
-    def tell(self, news: BackendEvent) -> None:
-        if isinstance(news, BackendFailed):
-            self.failures.append(news)
-        else:
-            super().tell(news)
 
 
 def test_nodes_with_gpus_are_discovered_with_their_types_and_racks(stage: RayStage) -> None:

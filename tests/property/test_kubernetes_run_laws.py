@@ -5,7 +5,8 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kube_gangs import TEAM, Cluster, scene, until
+from tests.kube_gangs import LONG, TEAM, Cluster, scene, until
+from tests.simulated_time import clock
 
 from poise.service.backends.api import RunEnded, RunNotice, RunOrder
 from poise.service.backends.kubernetes.objects import Json
@@ -118,7 +119,9 @@ def test_no_gpu_is_held_twice_and_a_gang_is_whole_in_the_end(deeds: list[str], s
                 await world.launch()
             return world.is_open() and len(cluster.bound()) == 2
 
+        began = clock()
         while not await settle():
+            assert clock() - began < LONG, "it never settles"
             await asyncio.sleep(0.5)
         await until(lambda: sorted(pod["metadata"]["name"] for pod in world.pods()) == sorted(cluster.bound()))
         assert world.order is not None
