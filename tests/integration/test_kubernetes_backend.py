@@ -5,16 +5,18 @@ import errno
 import json
 import secrets
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
-from tests.backends import a_request, an_order, until
+from tests.backends import WAITS, a_request, an_order, until
 from tests.fake_kubernetes import a_node, a_pod
 from tests.kube_stage import FakeKubeStage
 
-from poise.service.backends.api import JobFound, NodeReport, NodeState, RunEnded, RunEnding, RunPart
-from poise.service.backends.kubernetes import names, pod_runs
+from poise.service.backends.api import JobFound, NodeReport, NodeState, RunBegan, RunEnded, RunEnding, RunPart
+from poise.service.backends.kubernetes import authority, names, pod_runs
 from poise.service.backends.kubernetes.pod_runs import PodRuns
 from poise.service.wire.request import JobRequest
 
@@ -160,7 +162,7 @@ def test_a_full_disk_keeps_the_end_of_a_run_waiting_and_nothing_else(
 
 
 def test_tokens_that_are_reviewed_slowly_do_not_cost_the_lead(opened: Callable[..., FakeKubeStage]) -> None:
-    stage = opened(lease_seconds=2.0)
+    stage = opened()
     stage.joined("v100-0")
     stage.fake.fail("hang", next=1000, where=lambda _verb, path: path.endswith("/tokenreviews"))
     backend = stage.backend
@@ -172,3 +174,71 @@ def test_tokens_that_are_reviewed_slowly_do_not_cost_the_lead(opened: Callable[.
     until(lambda: stage.fake.requests.count(renewals) >= before + 10)  # twice the lease: the stage refuses a lost lead
     for each in asked:
         each.cancel()
+
+
+def test_a_run_outlives_reviews_that_are_not_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authority, "KNOWN_SECONDS", 0.5)
+    lease = 8.0
+    stage = FakeKubeStage(tmp_path, lease=lease)
+    try:
+        stage.joined("v100-0")
+        stage.backend.launch(an_order("1", a_request(WAITS, image="job")))
+        stage.wait(RunBegan, "1")
+        asked: list[str] = []
+
+        def hangs(_verb: str, path: str) -> bool:
+            is_review = path.endswith("/tokenreviews")
+            asked.extend([path] * is_review)
+            return is_review
+
+        stage.fake.fail("hang", next=10**6, where=hangs)
+        sleep(2 * lease)
+        assert not stage.of(RunEnded, "1")
+        assert len(asked) == 1, "of one token, one review is under way at a time"
+    finally:
+        stage.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "cause"), [(401, "node-exhausted"), (422, "incorrect-inputs")], ids=["credential", "pod"]
+)
+def test_only_what_is_wrong_with_a_job_makes_it_fail_for_good(
+    opened: Callable[..., FakeKubeStage], status: int, cause: str
+) -> None:
+    stage = opened()
+    stage.joined("v100-0")
+    # The client asks once more after 401, with a credential that was read again.
+    stage.fake.fail(status, next=2, where=lambda verb, path: verb == "create" and path.endswith("/pods"))
+    stage.backend.launch(an_order("1", a_request("", image="job")))
+    assert stage.wait(RunEnded, "1").cause == cause
+
+
+def test_without_the_right_to_create_pods_jobs_do_not_fail_for_good(opened: Callable[..., FakeKubeStage]) -> None:
+    stage = opened()
+    stage.joined("v100-0")
+    stage.fake.deny("create", "pods")
+    stage.backend.launch(an_order("1", a_request("", image="job")))
+    assert stage.wait(RunEnded, "1").cause == "node-exhausted"
+    assert any("cannot create resource" in str(values.get("text")) for _, values in stage.log.lines)
+
+
+def test_a_pod_of_which_a_watch_tells_after_its_run_is_over_is_deleted(opened: Callable[..., FakeKubeStage]) -> None:
+    stage = opened()
+    stage.joined("v100-0", "v100-1")
+    (mirror,) = (each for each in stage.backend._mirrors if each._path == "/api/v1/pods")
+    told, late = mirror._on_change, list[tuple[Any, Json]]()
+    mirror._on_change = lambda change, found: late.append((change, found))
+    created = count(1)
+    stage.fake.fail(422, where=lambda verb, path: verb == "create" and path.endswith("/pods") and next(created) == 2)
+    parts = tuple(RunPart(node, "v100", (0,)) for node in ("v100-0", "v100-1"))
+    stage.backend.launch(an_order("1", a_request("", image="job", gpus=2), parts=parts))
+    assert stage.wait(RunEnded, "1").cause == "incorrect-inputs"
+    (pod,) = stage.fake.all("pods")
+
+    def go_on() -> None:
+        mirror._on_change = told
+        for change, found in late:
+            told(change, found)
+
+    stage.backend._call(go_on)
+    until(lambda: not stage.fake.exists("pods", pod["metadata"]["name"], stage.namespace))

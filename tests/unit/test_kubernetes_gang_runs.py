@@ -6,7 +6,7 @@ from tests.kube_gangs import LONG, TEAM, Cluster, scene, until
 
 from poise.service.backends.api import RunEnding, RunNotice, RunOrder
 from poise.service.backends.kubernetes import names
-from poise.service.backends.kubernetes.gang_runs import GANG_START_SECONDS
+from poise.service.backends.kubernetes.gang_runs import GANG_START_SECONDS, SLOW_SECONDS, START_SECONDS
 from poise.service.backends.kubernetes.objects import Json
 
 
@@ -86,12 +86,12 @@ def test_nothing_is_bound_to_a_node_that_is_gone() -> None:
     scene(work)
 
 
-def evictable(cluster: Cluster, count: int) -> None:
+def evictable(cluster: Cluster, *pods: str, size: int) -> None:
     """Have pods that their owner makes again, so that they may be evicted."""
-    notes = {names.GANG: "g", names.GANG_SIZE: str(count), names.PREEMPTION: "restart"}
+    notes = {names.GANG: "g", names.GANG_SIZE: str(size), names.PREEMPTION: "restart"}
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "set", "uid": "9"}}
-    for number in range(count):
-        cluster.pod(f"p{number}", 1, annotations=notes, labels={"app": "train"}, owner=owner)
+    for name in pods:
+        cluster.pod(name, 1, annotations=notes, labels={"app": "train"}, owner=owner)
 
 
 def a_budget(cluster: Cluster, name: str, allowed: int, selector: Json | None) -> None:
@@ -105,7 +105,7 @@ def leave(cluster: Cluster, order: RunOrder) -> None:
 
 def test_a_gang_is_evicted_whole_or_not_at_all_whatever_its_budgets_allow() -> None:
     async def work(cluster: Cluster) -> None:
-        evictable(cluster, 3)
+        evictable(cluster, "p0", "p1", "p2", size=3)
         selector = {"matchExpressions": [{"key": "app", "operator": "In", "values": ["train"]}]}
         a_budget(cluster, "one-by-one", 1, selector)
         a_budget(cluster, "of-others", 0, {"matchLabels": {"app": "other"}})
@@ -128,7 +128,7 @@ def test_a_gang_is_evicted_whole_or_not_at_all_whatever_its_budgets_allow() -> N
 
 def test_pods_under_two_budgets_are_not_evicted_at_all() -> None:
     async def work(cluster: Cluster) -> None:
-        evictable(cluster, 2)
+        evictable(cluster, "p0", "p1", size=2)
         a_budget(cluster, "all", 9, {})
         a_budget(cluster, "again", 9, {"matchLabels": {"app": "train"}})
         a_budget(cluster, "none", 0, None)
@@ -154,5 +154,100 @@ def test_a_job_that_cannot_be_preempted_is_evicted_when_it_was_cancelled() -> No
         cluster.fake.finish_deletions()
         await until(lambda: cluster.end)
         assert ("delete", f"/api/v1/namespaces/{TEAM}/pods/alone") not in cluster.fake.requests
+
+    scene(work)
+
+
+def test_budgets_that_may_not_be_read_keep_a_gang_where_it_is_and_end_nothing() -> None:
+    async def work(cluster: Cluster) -> None:
+        evictable(cluster, "p0", "p1", size=2)
+        order = await cluster.begun(("n0", 2))
+        cluster.fake.fail(403, next=2, where=lambda _verb, path: path.endswith("poddisruptionbudgets"))
+        leave(cluster, order)
+        await until(lambda: not cluster.bound())
+        assert len(cluster.troubles) == 1
+        assert cluster.troubles[0].startswith("PodGroup g cannot be evicted now: ")
+
+    scene(work)
+
+
+def test_budgets_count_also_when_a_pod_of_the_gang_was_made_again() -> None:
+    async def work(cluster: Cluster) -> None:
+        evictable(cluster, "p0", "p1", "p2", size=3)
+        a_budget(cluster, "one-by-one", 1, {"matchLabels": {"app": "train"}})
+        order = await cluster.begun(("n0", 3))
+        await cluster.delete("p0")
+        cluster.fake.finish_deletions()
+        evictable(cluster, "p9", size=3)
+        await until(lambda: cluster.bound().keys() == {"p1", "p2", "p9"})
+        cluster.fake.set_phase("p9", "Running", TEAM)
+        await asyncio.sleep(5.0)  # for the watch
+        leave(cluster, order)
+        await asyncio.sleep(LONG)
+        assert len(cluster.bound()) == 3
+        assert "one-by-one allows 1 of its 3 pods to leave" in cluster.troubles[0]
+
+    scene(work)
+
+
+def test_a_device_plug_in_that_is_restarted_costs_a_gang_nothing() -> None:
+    async def work(cluster: Cluster) -> None:
+        owner = cluster.job()
+        await cluster.begun(("n0", 2), ("n1", 2))
+        (name,) = (pod for pod, node in cluster.bound().items() if node == "n0")
+        offer(cluster, "n0", 0)
+        await cluster.delete(name)
+        cluster.fake.finish_deletions()
+        cluster.pod("again", owner=owner)
+        await asyncio.sleep(GANG_START_SECONDS / 2)
+        assert "again" not in cluster.bound()
+        assert not cluster.is_suspended()
+        offer(cluster, "n0", 4)
+        await until(lambda: cluster.bound().get("again") == "n0")
+        assert not cluster.troubles
+
+    scene(work)
+
+
+def offer(cluster: Cluster, node: str, gpus: int) -> None:
+    cluster.fake.change("nodes", node, {"status": {"allocatable": {names.GPU_RESOURCE: str(gpus)}}})
+
+
+def test_a_gang_that_could_not_be_bound_for_long_says_what_was_in_its_way() -> None:
+    async def work(cluster: Cluster) -> None:
+        owner = cluster.job()
+        await cluster.begun(("n0", 4))
+        await cluster.delete("train-0")  # which takes long to end
+        cluster.pod("train-0-again", owner=owner)
+        await until(cluster.is_suspended)
+        assert cluster.troubles == ["run 1 gave its GPUs back: pods on node n0 are still ending"]
+
+    scene(work)
+
+
+def test_a_gang_that_is_bound_and_does_not_start_is_told_of_and_gives_its_gpus_back_in_the_end() -> None:
+    """As with a claim that is bound to no volume: Kubernetes does not say that this is in vain."""
+
+    async def work(cluster: Cluster) -> None:
+        cluster.job()
+        await cluster.launched(("n0", 4))
+        await until(cluster.bound)
+        await asyncio.sleep(SLOW_SECONDS + 10)
+        (said,) = cluster.troubles
+        assert said.startswith("pod train-0, bound to node n0, has not started for 10 minutes; kubectl describe pod train-0")
+        assert not cluster.is_suspended()
+        await asyncio.sleep(START_SECONDS - SLOW_SECONDS)
+        assert cluster.is_suspended()
+
+    scene(work)
+
+
+def test_a_gang_that_has_started_may_take_as_long_as_it_wants() -> None:
+    async def work(cluster: Cluster) -> None:
+        cluster.job()
+        await cluster.begun(("n0", 4))
+        await asyncio.sleep(2 * START_SECONDS)
+        assert not cluster.troubles
+        assert not cluster.is_suspended()
 
     scene(work)

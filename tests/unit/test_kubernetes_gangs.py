@@ -779,7 +779,8 @@ def test_what_no_node_matches_is_a_problem(spec: Json) -> None:
     types, problem = NodeTypes(MIXED).of(only(pod("p", **spec)))
     assert types == ()
     assert problem is not None
-    assert problem.startswith("Pod p: no node with GPUs matches what its pods demand (")
+    assert problem.text.startswith("Pod p: no node with GPUs matches what its pods demand (")
+    assert problem.code == "rejected", "another node would mend it"
 
 
 @pytest.mark.parametrize(
@@ -808,8 +809,9 @@ def test_a_gang_that_can_be_on_some_nodes_of_a_type_only_is_refused() -> None:
     nodes = [(A, "a100"), (node("a2"), "a100")]
     _, problem = NodeTypes(nodes).of(only(pod("p", nodeSelector={"pool": "blue"})))
     assert problem == (
+        "cannot-run",
         "Pod p: its pods can be on a1, but not on a2 (pool=blue), both of type a100, and Poise chooses among all nodes of"
-        " a type; label nodes that differ with poise.run/gpu-type"
+        " a type; label nodes that differ with poise.run/gpu-type",
     )
 
 
@@ -831,7 +833,7 @@ def test_a_pod_that_is_larger_than_every_node_is_a_problem(asked: Json, want: st
     limits = found["spec"]["containers"][0]["resources"]["requests"]
     limits |= {key: asked[key] for key in ("cpu", "memory") if key in asked}
     found["metadata"]["uid"] = "p"
-    assert NodeTypes(nodes).of(only(read_pod(found))) == ((), f"Pod p: {want}")
+    assert NodeTypes(nodes).of(only(read_pod(found))) == ((), ("rejected", f"Pod p: {want}"))
 
 
 def test_types_whose_nodes_are_all_too_small_are_left_out() -> None:
@@ -843,7 +845,8 @@ def test_a_gang_without_pods_may_be_anywhere() -> None:
 
 
 def test_a_cluster_without_gpus_is_a_problem() -> None:
-    assert NodeTypes([]).of(only(pod("p")))[1] == "Pod p: the cluster has no node with GPUs that Poise may use"
+    want = "rejected", "Pod p: the cluster has no node with GPUs that Poise may use"
+    assert NodeTypes([]).of(only(pod("p")))[1] == want
 
 
 def test_a_suspended_gang_asks_for_the_gpus_of_its_workers_alone() -> None:

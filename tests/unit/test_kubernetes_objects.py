@@ -74,6 +74,28 @@ def test_a_node_is_named_by_its_labels_and_its_type_is_the_usual_one() -> None:
     assert Discovery().node_of(own) == Node("n1", "h100", 4, "r7")
 
 
+def test_a_type_that_an_administrator_names_is_taken_as_it_is_and_before_all_other_labels() -> None:
+    gke = "cloud.google.com/gke-accelerator"
+    labels = {names.OWN_TYPE_LABEL: "A100-80", gke: "nvidia-tesla-t4", names.PRODUCT_LABEL: "NVIDIA-A100-SXM4-80GB"}
+    discovery = Discovery((names.OWN_TYPE_LABEL, gke, names.PRODUCT_LABEL))
+    found = [discovery.node_of(a_node(labels=dict([*labels.items()][first:]))) for first in range(3)]
+    assert [node and node.gpu_type for node in found] == ["a100-80", "t4", "a100"]
+
+
+@pytest.mark.parametrize(
+    ("product", "kind"),
+    [
+        ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "a100-mig-1g.10gb"),
+        ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb+me", "a100-mig-1g.10gb.me"),
+        ("Tesla-T4-SHARED", "t4-shared"),
+    ],
+)
+def test_parts_of_gpus_are_types_of_their_own(product: str, kind: str) -> None:
+    node = Discovery().node_of(a_node(labels={names.PRODUCT_LABEL: product}))
+    assert node is not None
+    assert node.gpu_type == kind
+
+
 def test_nodes_without_gpus_or_of_no_one_type_are_none_of_poise() -> None:
     assert Discovery().node_of(a_node(gpus=0)) is None
     mixed = a_node(labels={"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-INVALID"})
@@ -155,6 +177,20 @@ def test_a_taint_keeps_jobs_away_unless_the_operator_tolerates_it(taint: tuple[s
     assert now.state is NodeState.UP
     assert now.withheld == ((0, 1, 2, 3) if barrier else ())
     assert barrier is None or "--tolerate dedicated" in now.evidence
+
+
+@pytest.mark.parametrize(
+    ("key", "is_open"),
+    [("disk-pressure", False), ("network-unavailable", False), ("unreachable", True), ("not-ready", True)],
+)
+def test_a_node_under_pressure_takes_no_new_jobs_until_that_has_passed(key: str, is_open: bool) -> None:
+    """Its kubelet would refuse or evict them. Whether gangs can be of its type does not depend on it."""
+    found = a_node(taints=((f"node.kubernetes.io/{key}", "", "NoSchedule"),))
+    closed = Discovery().why_closed(found)
+    assert closed == (
+        None if is_open else f"its taint node.kubernetes.io/{key}:NoSchedule keeps new jobs away until it passes"
+    )
+    assert Discovery().barrier_of(found) is None
 
 
 def test_the_taint_of_the_gpus_is_named_like_the_resource() -> None:

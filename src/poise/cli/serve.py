@@ -23,7 +23,7 @@ from poise.scheduler.core.settings import Cadence, RetryRule, Settings
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.placement.strategies import PLACEMENTS, placement_named
 from poise.scheduler.policies.catalogue import policy_named
-from poise.service.backends.kubernetes.names import TYPE_LABELS
+from poise.service.backends.kubernetes.names import OWN_TYPE_LABEL, PRODUCT_LABEL
 from poise.service.client.config import state_folder
 from poise.service.wire.request import DNS_LABEL, DNS_NAME, image_problem
 
@@ -137,8 +137,8 @@ _OPTIONS = (
     click.option("--pull-secret", "pull_secrets", multiple=True, metavar="NAME",
         help="Secret with which Kubernetes nodes fetch --image; may be repeated."),
     click.option("--gpu-type-label", "type_labels", multiple=True, metavar="KEY",
-        help="Label of nodes that names their GPU type, such as cloud.google.com/gke-accelerator, looked for before "
-        f"{' and '.join(TYPE_LABELS)}; may be repeated."),
+        help="Node label that names the GPU product, such as cloud.google.com/gke-accelerator, read before "
+        f"{PRODUCT_LABEL}; may be repeated. {OWN_TYPE_LABEL} comes before both."),
     click.option("--gangs/--no-gangs", default=True, show_default=True,
         help="Place pods that others create in Kubernetes. Without it, Poise needs fewer rights there."),
     click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE", help="Certificate with its chain, PEM."),

@@ -50,9 +50,9 @@ from poise.service.backends.kubernetes.actions import Actions
 from poise.service.backends.kubernetes.authority import PodAuthority
 from poise.service.backends.kubernetes.client import KubeClient
 from poise.service.backends.kubernetes.discovery import Discovery, Seen, seen
-from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, LeadershipLostError
+from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, LeadershipLostError, NotLeadingError
 from poise.service.backends.kubernetes.gang_runs import GangQueries, GangRuns
-from poise.service.backends.kubernetes.gangs import Gang, GangIndex
+from poise.service.backends.kubernetes.gangs import Gang, GangIndex, GangProblem
 from poise.service.backends.kubernetes.kube_run import KubeRun, KubeRuns, Life
 from poise.service.backends.kubernetes.leadership import Leadership
 from poise.service.backends.kubernetes.manifests import LEAVING_SECONDS, PodTerms, links_of
@@ -99,7 +99,7 @@ class KubernetesOptions:
     tolerate       keys of taints that do not keep jobs away from a node
     pull_secrets   secrets of the namespace with which nodes fetch Poise's own image
     lease_seconds  of the lease by which one instance leads
-    type_labels    of nodes that name their GPU type, looked for before those that are usual
+    type_labels    of nodes that name their GPU product, looked for before that of GPU feature discovery
     lock           name of the lock on the state directory that this process has; empty: it has none
     transport      of requests to the API server; None: the network (tests have another)
     """
@@ -164,15 +164,14 @@ class KubernetesBackend(RemoteBackend):
         self._namespace = options.namespace or self._config.namespace
         self._lease = lease
         self._known_nodes = {node.name: NodeHistory(node) for node in nodes}
-        self._discovery = Discovery(
-            (*options.type_labels, *names.TYPE_LABELS), resource=options.resource, tolerated=options.tolerate
-        )
+        type_labels = dict.fromkeys((names.OWN_TYPE_LABEL, *options.type_labels, names.PRODUCT_LABEL))
+        self._discovery = Discovery([*type_labels], resource=options.resource, tolerated=options.tolerate)
         self._refusal: Exception | None = None
         self._dirty_nodes: set[str] = set()
         self._node_types = 0, NodeTypes((), options.resource)  # with the count of node changes it is for
         self._tenants: dict[str, str] = {}  # by namespace
         self._is_adopted = False
-        self._warned: set[str] = set()  # what the operator was told of nodes
+        self._warned: dict[str, str] = {}  # what the operator was told, by name of the node or uid of the owner
         self._bad_weights: dict[str, str] = {}  # what the operator was told of namespaces
         self._turn = 0  # of the waiting gangs whose reasons are told
         service = ServiceIdentity(state_dir)
@@ -250,6 +249,11 @@ class KubernetesBackend(RemoteBackend):
         for pod in self._own_pods():
             if names.run_key(pod.labels) not in open_runs and pod.uid not in self._pods.unknown:
                 self._start(self._delete_stray(pod))
+
+    def _is_stray(self, pod: PodInfo) -> bool:
+        """Whether a pod of this service, none of an open run, has to be deleted."""
+        is_known = self._is_adopted and pod.uid not in self._pods.unknown
+        return is_known and pod.namespace == self._namespace and not pod.ending
 
     def _note_unknown(self) -> None:
         """Note the pods of this service whose jobs the journal never had: it is empty, or an older copy.
@@ -354,6 +358,7 @@ class KubernetesBackend(RemoteBackend):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             with suppress(PoiseError, httpx.HTTPError):
+                await self._authority.close()
                 await leadership.release()
             for client in (self._client, urgent, reviews):
                 await client.aclose()
@@ -440,7 +445,8 @@ class KubernetesBackend(RemoteBackend):
         task.add_done_callback(done)
 
     def _fail(self, error: BaseException) -> None:
-        if not self._is_closed:
+        # Writes may notice the end of the lease before those who renew it, who know the reason and end within seconds.
+        if not self._is_closed and not isinstance(error, NotLeadingError):
             problem = str(error) if isinstance(error, LeadershipLostError) else repr(error)
             self._tell(BackendFailed(problem))
 
@@ -472,6 +478,9 @@ class KubernetesBackend(RemoteBackend):
             run = None if key is None else self._all.table.get(key)
             if run is not None:
                 run.changed.set()
+            elif after is not None and self._is_stray(after):
+                # It was created when its run was given up, which this watch had not told by then.
+                self._start(self._delete_stray(after))
         elif pod.scheduler == self._options.scheduler:
             if before is not None and (after is None or after.uid != before.uid):
                 self._index.remove_pod(before.key)
@@ -487,9 +496,11 @@ class KubernetesBackend(RemoteBackend):
             # An object of a custom kind that cannot be read must not end the service, now or at each start.
             owner, meta = None, found["metadata"]
             if uid not in self._warned:
-                self._warned.add(uid)
                 text = f"{kind} {meta.get('namespace')}/{meta['name']} cannot be read: {error!r}; it is left alone"
+                self._warned[uid] = text
                 self._log.warning("owner-odd", text=text)
+        if change == "DELETED":
+            self._warned.pop(uid, None)
         if owner is None:
             self._index.remove_owner(uid)
         else:
@@ -526,7 +537,7 @@ class KubernetesBackend(RemoteBackend):
     def _tenant_of(self, namespace: str) -> str:
         return self._tenants.get(namespace, namespace)
 
-    def _types_of(self, gang: Gang) -> tuple[tuple[str, ...], str | None]:
+    def _types_of(self, gang: Gang) -> tuple[tuple[str, ...], GangProblem | None]:
         changes, there = self._node_types
         if changes != self._view.node_changes:
             nodes = self._view.nodes.values()
@@ -535,16 +546,17 @@ class KubernetesBackend(RemoteBackend):
             there = NodeTypes(typed, self._options.resource)
             self._node_types = self._view.node_changes, there
         types, problem = there.of(gang)
-        if problem is not None and any(label in problem for label in self._discovery.type_labels):
+        if problem is not None and any(label in problem.text for label in self._discovery.type_labels):
             bare = [
                 name for name, found in self._view.nodes.items() if found.gpus and self._discovery.type_label(found) is None
             ]
             if bare:  # which may be what it waits for
-                problem += (
-                    f"; {min(bare)} has GPUs and no such label"
+                hint = (
+                    f"{min(bare)} has GPUs and no such label"
                     if len(bare) == 1
-                    else (f"; {len(bare)} nodes have GPUs and no such label ({min(bare)} is one)")
+                    else f"{len(bare)} nodes have GPUs and no such label ({min(bare)} is one)"
                 )
+                problem = problem._replace(text=f"{problem.text}; {hint}")
         return types, problem
 
     def _is_lost(self, node: str) -> bool:
@@ -589,14 +601,15 @@ class KubernetesBackend(RemoteBackend):
             is_lost = known.reported is not None and known.reported.state is NodeState.LOST
             if is_lost and name not in self._view.nodes and not any(self._all.table.at(name)):
                 del self._known_nodes[name]  # autoscalers make and delete nodes without end
+                self._warned.pop(name, None)
             elif not is_lost or name in self._view.nodes:
                 self._dirty_nodes.add(name)
 
     def _warn_of(self, found: NodeInfo | None) -> None:
         """Tell the operator once what is odd about a node."""
         problem = None if found is None else self._discovery.problem_of(found)
-        if problem is not None and problem not in self._warned:
-            self._warned.add(problem)
+        if found is not None and problem is not None and self._warned.get(found.name) != problem:
+            self._warned[found.name] = problem
             self._log.warning("node-odd", text=problem)
 
     def _why_lost(self, known: NodeHistory) -> str | None:
@@ -636,10 +649,10 @@ class KubernetesBackend(RemoteBackend):
         waiting = [(key, each.job) for key, each in self._gangs.found.items() if each.job and key not in self._gangs.runs]
         incomplete = self._gangs.incomplete()
         self._reasons.retain({*self._gangs.problems, *(key for key, _ in waiting), *(gang.key for gang, _ in incomplete)})
-        for key, text in [*self._gangs.problems.items()]:
+        for key, problem in [*self._gangs.problems.items()]:
             gang = self._index.get(key)
             if gang is not None:
-                self._reasons.note(gang, None, "cannot-run", text)
+                self._reasons.note(gang, None, problem.code, problem.text)
         for gang, text in incomplete:
             self._reasons.note(gang, None, "incomplete", text)
         turn = self._turn % max(1, len(waiting))

@@ -24,7 +24,7 @@ from poise.service.backends.kubernetes.errors import (
     ApiError,
     ApiUnavailableError,
     ExpiredError,
-    LeadershipLostError,
+    NotLeadingError,
     words_of,
 )
 from poise.service.backends.kubernetes.objects import Json
@@ -57,7 +57,7 @@ class KubeClient:
     At most `connections` requests are under way at a time; the others wait their turn, and watches do not count. So whatever
     must not wait behind others, such as the renewal of a lease, has a client of its own.
 
-    may_write   asked directly before anything but a GET is sent; if not, LeadershipLostError is raised instead
+    may_write   asked directly before anything but a GET is sent; if not, NotLeadingError is raised instead
     calls   requests so far by Kubernetes' verbs: get, list, watch, create, update, patch, delete
     """
 
@@ -210,7 +210,7 @@ class KubeClient:
             request = self._request(method, path, headers, httpx.Timeout(self._seconds, connect=CONNECT_SECONDS), content)
             # Only now: a request may have waited long for its turn, or for a credential.
             if method != "GET" and not self._may_write():
-                raise LeadershipLostError("this service does not lead any more")
+                raise NotLeadingError("this service does not lead any more")
             try:
                 async with asyncio.timeout(self._seconds):
                     return await self._http.send(request), used

@@ -18,6 +18,9 @@ from poise.service.wire.request import NAME
 
 ONE_RACK = "rack-0"
 NO_TYPE = "MIG-INVALID"  # in the product that GPU feature discovery names where a node's GPUs are divided differently
+PART = re.compile(r"-(MIG-[A-Za-z0-9.+-]+|SHARED)$")  # at its end where what counts as a GPU is a part of one
+PASSING_STATES = {f"node.kubernetes.io/{each}" for each in ("not-ready", "unreachable", "unschedulable")}
+"""Keys of taints that repeat what is known of a node otherwise."""
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 _FIT = re.compile(NAME)
 
@@ -34,12 +37,13 @@ class Seen(NamedTuple):
 class Discovery(NamedTuple):
     """How nodes are read.
 
-    type_labels   labels that name the type of GPU, the first that is there;  rack_labels: the same for the rack
+    type_labels   labels that name the type of GPU, the first that is there: the product as its vendor calls it, or, in a
+                  label of Poise's own, the type itself;  rack_labels: the same for the rack
     resource      what a GPU is called
     tolerated     keys of taints that keep none of our jobs away
     """
 
-    type_labels: Sequence[str] = names.TYPE_LABELS
+    type_labels: Sequence[str] = (names.OWN_TYPE_LABEL, names.PRODUCT_LABEL)
     rack_labels: Sequence[str] = names.RACK_LABELS
     resource: str = names.GPU_RESOURCE
     tolerated: Collection[str] = ()
@@ -48,15 +52,26 @@ class Discovery(NamedTuple):
         """Return the node as Poise knows it; None: it has no GPUs, none of one type, or a name that Poise cannot use."""
         if found.gpus < 1 or not _FIT.fullmatch(found.name):
             return None
-        product = self.type_label(found)
-        if product is not None and NO_TYPE in product:
-            return None
+        kind = self._type_of(found)
         rack = next((found.labels[each] for each in self.rack_labels if found.labels.get(each)), ONE_RACK)
-        return Node(found.name, gpu_type(product) if product else "unknown", found.gpus, _UNFIT.sub("-", rack)[:64])
+        return None if kind is None else Node(found.name, kind, found.gpus, _UNFIT.sub("-", rack)[:64])
 
     def type_label(self, found: NodeInfo) -> str | None:
-        """Return what its label says that its GPUs are."""
-        return next((found.labels[each] for each in self.type_labels if found.labels.get(each)), None)
+        """Return the label that says what its GPUs are; None: it has none."""
+        return next((each for each in self.type_labels if found.labels.get(each)), None)
+
+    def _type_of(self, found: NodeInfo) -> str | None:
+        """Return the type of its GPUs, also if it is not known; None: they are of several."""
+        label = self.type_label(found)
+        if label is None:
+            return "unknown"
+        said = found.labels[label]
+        if label == names.OWN_TYPE_LABEL:
+            return said.lower()
+        if NO_TYPE in said:
+            return None
+        part = PART.search(said)  # slices are slower than the whole, so they are a type of their own
+        return gpu_type(said) if part is None else f"{gpu_type(said[: part.start()])}-{part[1].lower().replace('+', '.')}"
 
     def barrier_of(self, found: NodeInfo) -> str | None:
         """Return the taint that keeps jobs away from a node; None: there is none.
@@ -73,6 +88,9 @@ class Discovery(NamedTuple):
         """Say why a node that is Ready takes no new jobs; None: it does."""
         if found.is_cordoned:
             return "it is cordoned (kubectl uncordon gives it back)"
+        for key, _, effect in found.taints:
+            if effect in BARRIERS and key.startswith(PASSING_TAINTS) and key not in PASSING_STATES:
+                return f"its taint {key}:{effect} keeps new jobs away until it passes"
         barrier = self.barrier_of(found)
         if barrier is not None:
             key = barrier.partition(":")[0].partition("=")[0]
@@ -87,15 +105,16 @@ class Discovery(NamedTuple):
             return None
         if not _FIT.fullmatch(found.name):
             return f"node {found.name[:80]}: its name is longer than Poise can use (64 characters); it gets no jobs"
-        product = self.type_label(found)
-        if product is None:
+        given = self.type_label(found)
+        if given is None:
             label = self.type_labels[-1]
             return (
                 f"node {found.name}: it has {found.gpus} GPUs and no label {label}, so their type is unknown;"
-                f" run GPU feature discovery, or: kubectl label node {found.name} {names.TYPE_LABELS[0]}=v100"
+                f" run GPU feature discovery, or: kubectl label node {found.name} {names.OWN_TYPE_LABEL}=v100"
             )
-        if NO_TYPE in product:
-            return f"node {found.name}: {product}: its GPUs are divided in a way that has no one type; it gets no jobs"
+        if self._type_of(found) is None:
+            said = found.labels[given]
+            return f"node {found.name}: {said}: its GPUs are divided in a way that has no one type; it gets no jobs"
         return None
 
 

@@ -23,6 +23,10 @@ class LeadershipLostError(PoiseError):
     """This process may no longer act on the cluster."""
 
 
+class NotLeadingError(LeadershipLostError):
+    """A request was not sent, as this process does not lead any more. Why it does not, its lease says soon."""
+
+
 class ApiUnavailableError(PoiseError):
     """The API server gave no answer, or one that may pass. A write may have been done or not.
 

@@ -33,7 +33,7 @@ from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.actions import Actions
 from poise.service.backends.kubernetes.client import PatchKind
 from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, LeadershipLostError
-from poise.service.backends.kubernetes.gangs import Gang, GangIndex, Preempts
+from poise.service.backends.kubernetes.gangs import Gang, GangIndex, GangProblem, Preempts
 from poise.service.backends.kubernetes.kube_run import KubeRun
 from poise.service.backends.kubernetes.objects import Json, ObjectKey, PodInfo
 from poise.service.backends.kubernetes.owners import OwnerInfo, OwnerPhase
@@ -44,6 +44,8 @@ from poise.service.wire.draft import clean_name
 from poise.service.wire.request import JobRequest, PreemptionMode, RetrySpec, first_problem
 
 GANG_START_SECONDS = 120.0  # for a gang that was to start to be whole and bound; then it gives its GPUs back
+SLOW_SECONDS = 600.0  # for pods that are bound to start; then people are told
+START_SECONDS = 1800.0  # for the same; then the gang gives its GPUs back: large images take long, some volumes never come
 SUSPEND_AGAIN_SECONDS = 5.0  # between two tries to suspend an owner whose API refuses it
 INCOMPLETE_SECONDS = 10.0  # after which the users of a gang are told that pods of it are missing
 
@@ -87,7 +89,7 @@ class GangQueries(NamedTuple):
     """
 
     tenant_of: Callable[[str], str]
-    types_of: Callable[[Gang], tuple[tuple[str, ...], str | None]]
+    types_of: Callable[[Gang], tuple[tuple[str, ...], GangProblem | None]]
     is_lost: Callable[[str], bool]
     is_open: Callable[[str], bool]
 
@@ -108,7 +110,7 @@ class GangRuns:
         self._start = start  # starts a background task; its faults are those of the back end
         self.found: dict[str, FoundGang] = {}  # by key of the gang
         self.runs: dict[str, KubeRun] = {}  # open runs by key of the gang
-        self.problems: dict[str, str] = {}  # gangs that are not scheduled, and why
+        self.problems: dict[str, GangProblem] = {}  # of gangs that are not scheduled
         self._incomplete: dict[str, float] = {}  # gangs of which pods are missing, and since when
         self._bound_before: dict[Key, dict[ObjectKey, str]] = {}  # uids of pods of adopted runs, until they live
         self._latest_bound: dict[str, int] = {}  # epoch of the latest of these runs, by job; as of the restart
@@ -139,7 +141,7 @@ class GangRuns:
         self.problems.pop(gang.key, None)
         since = self._incomplete.pop(gang.key, None)
         if gang.problem is not None:
-            self.problems[gang.key] = gang.problem
+            self.problems[gang.key] = GangProblem("cannot-run", gang.problem)
             return
         if _is_held(gang):
             self._held.add(gang.key)
@@ -158,7 +160,7 @@ class GangRuns:
             request = request_of(gang, types)
         except ValidationError as error:
             field, text = first_problem(error)
-            self.problems[gang.key] = text if field is None else f"{field}: {text}"
+            self.problems[gang.key] = GangProblem("cannot-run", text if field is None else f"{field}: {text}")
             return
         self.found.setdefault(gang.key, FoundGang()).problem = None
         self._on_event(JobFound(gang.key, self._ask.tenant_of(gang.namespace), request))
@@ -204,7 +206,8 @@ class GangRuns:
         """Take why a job was not accepted."""
         if self._index.get(key) is not None:
             self.found[key] = FoundGang(problem=text, is_final=is_final)
-            self.problems[key] = text
+            # What is wrong for good is wrong with the nodes that there are: the rest was checked before.
+            self.problems[key] = GangProblem("rejected" if is_final else "cannot-run", text)
 
     def retry_refused(self) -> None:
         """Report again what was refused: the cluster has changed, or time has passed."""
@@ -264,6 +267,7 @@ class GangRuns:
     async def _live(self, run: KubeRun, key: str) -> RunEnded:
         clock = asyncio.get_running_loop().time
         last_whole, bound = clock(), self._bound_before.pop(run.key, {})
+        bound_since: float | None = None
         while True:
             gang = self._index.get(key)
             if gang is not None:
@@ -276,9 +280,11 @@ class GangRuns:
             if gang is not None:
                 if await self._advance(run, gang, bound):
                     last_whole = clock()
+                    bound_since = last_whole if bound_since is None else bound_since
+                    self._look_at_start(run, gang, last_whole - bound_since)
                 elif clock() - last_whole > GANG_START_SECONDS and not run.must_end and _may_go(gang):
-                    # Its owner does not make the pods that are missing: others can use the GPUs meanwhile.
-                    self._give_gpus_back(run, "job-preempted", f"run {run.order.epoch} gave its GPUs back: {_missing(gang)}")
+                    # Its owner does not make the pods that are missing, or they cannot be bound: others can use the GPUs.
+                    self._give_gpus_back(run, "job-preempted", run.obstacle or _missing(gang))
                 self._note_began(run, gang)
             await run.wait()
 
@@ -297,19 +303,36 @@ class GangRuns:
             return False
         return await self._bind(run, gang, bound)
 
+    def _look_at_start(self, run: KubeRun, gang: Gang, seconds: float) -> None:
+        """Tell of a gang that was bound so long ago and has not started: a volume that is missing, for example."""
+        waiting = [pod for pod in gang.pods if pod.phase == "Pending"]
+        if run.has_begun or not waiting or seconds < SLOW_SECONDS:
+            return
+        pod = min(waiting, key=lambda each: each.name)
+        shown = f"kubectl describe pod {pod.name} -n {pod.namespace}"
+        text = f"pod {pod.name}, bound to node {pod.node}, has not started for {seconds / 60:.0f} minutes; {shown} says why"
+        if seconds >= START_SECONDS and _may_go(gang):
+            self._give_gpus_back(run, "job-preempted", text)
+        else:
+            run.trouble("node-exhausted", text)
+
     def _give_gpus_back(self, run: KubeRun, cause: str, text: str) -> None:
         """Have a run leave without a request from the engine."""
         run.desired = DesiredState.LEAVE
-        run.trouble(cause, text)
+        run.trouble(cause, f"run {run.order.epoch} gave its GPUs back: {text}")
         run.changed.set()
 
     def _is_of(self, pod: PodInfo, run: KubeRun) -> bool:
         """Whether a pod was bound for this run."""
         return bool(pod.node) and pod.annotations.get(names.EPOCH) == str(run.order.epoch)
 
+    def _there(self, bound: Mapping[ObjectKey, str]) -> list[PodInfo]:
+        """Return the pods with these uids that still exist."""
+        return [pod for key, uid in bound.items() if (pod := self._view.pods.get(key)) is not None and pod.uid == uid]
+
     def _end_of(self, run: KubeRun, gang: Gang | None, bound: Mapping[ObjectKey, str]) -> RunEnded | None:
         """Say how a run has ended; None: it has not, or GPUs are still in use."""
-        ours = [pod for key, uid in bound.items() if (pod := self._view.pods.get(key)) is not None and pod.uid == uid]
+        ours = self._there(bound)
         if any(pod.holds_gpus and self._view.is_served(pod.node) for pod in ours):
             return None
         if any(not pod.node and not pod.is_over and not pod.ending for pod in ours):
@@ -341,6 +364,7 @@ class GangRuns:
 
     async def _bind(self, run: KubeRun, gang: Gang, bound: dict[ObjectKey, str]) -> bool:
         """Bind the pods that are not, and note them; say whether the whole gang is bound."""
+        run.obstacle = None
         if not gang.is_whole:
             return False
         unbound = [pod for pod in gang.pods if not pod.node]
@@ -349,10 +373,11 @@ class GangRuns:
         places = placement_of(gang, [(part.node, len(part.slots)) for part in run.order.gpus])
         if places is None:
             return False
-        obstacle = self._obstacle(unbound, places)
+        obstacle = self._obstacle(run, unbound, places)
         if obstacle is not None:
+            run.obstacle = obstacle.text
             if obstacle.is_lasting and _may_go(gang):
-                self._give_gpus_back(run, "job-preempted", f"run {run.order.epoch} gave its GPUs back: {obstacle.text}")
+                self._give_gpus_back(run, "job-preempted", obstacle.text)
             return False
         slots = {part.node: part for part in run.order.gpus}
         bindings = (self._bind_pod(run, gang.key, pod, slots[places[pod.key]]) for pod in unbound)
@@ -360,7 +385,7 @@ class GangRuns:
         bound |= {pod.key: pod.uid for pod, is_bound in zip(unbound, done, strict=True) if is_bound}
         return all(done)
 
-    def _obstacle(self, unbound: Iterable[PodInfo], places: Mapping[ObjectKey, str]) -> Obstacle | None:
+    def _obstacle(self, run: KubeRun, unbound: Iterable[PodInfo], places: Mapping[ObjectKey, str]) -> Obstacle | None:
         """Say why pods cannot be bound to their places now; None: they can.
 
         The core chose the places when they were free. Since then pods of others may have been bound there, or the node was
@@ -376,6 +401,9 @@ class GangRuns:
                 return Obstacle(f"node {node} is not Ready", is_lasting=False)
             if found.is_cordoned:
                 return Obstacle(f"node {node} is cordoned", is_lasting=True)
+            if found.gpus < sum(len(part.slots) for part in run.order.gpus if part.node == node):
+                # Its device plug-in is being restarted, for example; the other pods of the gang may go on meanwhile.
+                return Obstacle(f"node {node} offers only {found.gpus} GPUs now", is_lasting=False)
             there = [*self._view.at(node)]
             stays = sum(pod.gpus for pod in there if not pod.ending)
             if gpus and stays + gpus > found.gpus:
@@ -430,12 +458,19 @@ class GangRuns:
         if gang.preempts is Preempts.NEVER and run.desired is not DesiredState.GONE:
             return
         pods = [pod for pod in gang.pods if pod.node]
-        if {pod.key: pod.uid for pod in pods}.items() >= bound.items():  # none has left yet
+        if not self._is_leaving(run, bound):
             obstacle = await self._budget_obstacle(gang.namespace, pods)
             if obstacle is not None:
                 run.trouble("job-preempted", f"{gang.what} cannot be evicted now: {obstacle}")
                 return
+            run.is_leaving = True
         await asyncio.gather(*(self._evict(run, pod) for pod in pods))
+
+    def _is_leaving(self, run: KubeRun, bound: Mapping[ObjectKey, str]) -> bool:
+        """Whether evictions have begun, be it before a restart: then the rest has to follow."""
+        return run.is_leaving or any(
+            pod.ending and pod.condition("DisruptionTarget") is not None for pod in self._there(bound)
+        )
 
     async def _budget_obstacle(self, namespace: str, pods: Sequence[PodInfo]) -> str | None:
         """Say which disruption budget does not allow that all these pods leave; None: they may.
@@ -447,6 +482,8 @@ class GangRuns:
             budgets = (await self._actions.client.get(path)).get("items") or ()
         except ApiUnavailableError as error:
             return error.text  # asked again at the next look
+        except ApiError as error:
+            return error.message
         guarded: set[ObjectKey] = set()
         for budget in budgets:
             # Kubernetes lets pods go that have not started, whatever their budget says.

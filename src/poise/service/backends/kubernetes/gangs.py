@@ -101,6 +101,16 @@ class Gang:
         return next(said, None if self.owner is None else self.owner.annotations.get(name))
 
 
+class GangProblem(NamedTuple):
+    """Why a gang is not scheduled: a reason code, and a sentence.
+
+    `rejected`: other nodes would mend it, which cluster autoscalers are told; `cannot-run`: they would not.
+    """
+
+    code: str
+    text: str
+
+
 class _GroupKind(StrEnum):
     OWNER = "owner"
     GROUP = "group"

@@ -29,6 +29,8 @@ class KubeRun:
     reported_end  how it ended, as its agents have it; None: they have not said so
     failure     why it cannot go on: cause, and a sentence for people
     on_trouble  called when that is known
+    obstacle    why pods of others that belong to it cannot be bound now
+    is_leaving  eviction of its pods has begun
     """
 
     order: RunOrder
@@ -42,6 +44,8 @@ class KubeRun:
     reported_end: RunEnded | None = None
     failure: tuple[str, str] | None = None
     has_begun: bool = False
+    obstacle: str | None = None
+    is_leaving: bool = False
     task: asyncio.Task[None] | None = None
     on_trouble: Callable[["KubeRun"], None] = lambda _run: None
 
@@ -158,11 +162,11 @@ class KubeRuns:
                         each.waiters.append(run)
                 await run.wait()
             end = await self._life_of(run)(run)
+            self.table.remove(run)
+            self._on_end(run, end)
         except Exception as error:
             self._on_fault(error)
             return
-        self.table.remove(run)
-        self._on_end(run, end)
         for waiter in run.waiters:
             if end.how is RunEnding.FINISHED and waiter.key[0] == run.key[0]:
                 self.kill(waiter.key, "the job has finished on its way out", 0.0)  # nothing is left to do

@@ -41,7 +41,8 @@ WEIGHT = f"{PREFIX}/weight"
 
 SCHEDULER = "poise"  # spec.schedulerName of pods that Poise is to place
 GPU_RESOURCE = "nvidia.com/gpu"
-TYPE_LABELS = ("poise.run/gpu-type", "nvidia.com/gpu.product")
+OWN_TYPE_LABEL = "poise.run/gpu-type"  # a type as administrators want it called, before all other labels
+PRODUCT_LABEL = "nvidia.com/gpu.product"  # of GPU feature discovery
 RACK_LABELS = ("poise.run/rack", "topology.kubernetes.io/rack", "topology.kubernetes.io/zone")
 
 LONGEST = 63  # characters of a label's value, and of a host name

@@ -7,11 +7,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from poise.service.backends.kubernetes import names
-from poise.service.backends.kubernetes.gangs import Gang
+from poise.service.backends.kubernetes.gangs import Gang, GangProblem
 from poise.service.backends.kubernetes.objects import Json, NodeInfo, ObjectKey, PodInfo
 
 MOST_SHAPES = 1024  # of pods that are remembered
-PASSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")  # of nodes that are not ready, or cordoned
+PASSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")  # which Kubernetes itself sets and removes
 BARRIERS = ("NoSchedule", "NoExecute")  # effects of taints that keep pods away
 _DIGITS = re.compile(r"(\d+)")
 
@@ -84,12 +84,12 @@ class NodeTypes:
         self._resource = resource
         self._nodes = sorted(nodes, key=lambda each: each[0].name)
         self._types = sorted({kind for _, kind in self._nodes})
-        self._known: dict[frozenset[_Shape], tuple[tuple[str, ...], str | None]] = {}
+        self._known: dict[frozenset[_Shape], tuple[tuple[str, ...], GangProblem | None]] = {}
 
-    def of(self, gang: Gang) -> tuple[tuple[str, ...], str | None]:
+    def of(self, gang: Gang) -> tuple[tuple[str, ...], GangProblem | None]:
         """Return the GPU types on whose nodes all pods of a gang can be, and what is wrong with what it asks for.
 
-        () means any type; the second is a sentence, or None. Poise chooses among all nodes of a type, so a gang that can be
+        () means any type. Poise chooses among all nodes of a type, so a gang that can be
         on some of them and not on others is refused. Whether nodes are ready, or used by others, does not matter here.
         """
         shapes = frozenset(
@@ -102,30 +102,32 @@ class NodeTypes:
                 self._known.clear()
             found = self._known[shapes] = self._find(shapes)
         types, problem = found
-        return types, None if problem is None else f"{gang.what}: {problem}"
+        return types, None if problem is None else problem._replace(text=f"{gang.what}: {problem.text}")
 
-    def _find(self, shapes: Collection[_Shape]) -> tuple[tuple[str, ...], str | None]:
+    def _find(self, shapes: Collection[_Shape]) -> tuple[tuple[str, ...], GangProblem | None]:
         if not shapes:
             return (), None
         if not self._nodes:
-            return (), "the cluster has no node with GPUs that Poise may use"
+            return (), GangProblem("rejected", "the cluster has no node with GPUs that Poise may use")
         admitted = {node.name for node, _ in self._nodes if all(_admits(node, shape, self._resource) for shape in shapes)}
         if not admitted:
-            return (), (
+            text = (
                 f"no node with GPUs matches what its pods demand ({_demands(shapes)}); correct it, or label or untaint nodes"
             )
+            return (), GangProblem("rejected", text)
         for kind in self._types:
             inside = [node.name for node, each in self._nodes if each == kind and node.name in admitted]
             outside = [node.name for node, each in self._nodes if each == kind and node.name not in admitted]
             if inside and outside:
-                return (), (
+                text = (
                     f"its pods can be on {inside[0]}, but not on {outside[0]} ({_demands(shapes)}), both of type {kind}, and"
-                    f" Poise chooses among all nodes of a type; label nodes that differ with {names.TYPE_LABELS[0]}"
+                    f" Poise chooses among all nodes of a type; label nodes that differ with {names.OWN_TYPE_LABEL}"
                 )
+                return (), GangProblem("cannot-run", text)
         those = [(node, kind) for node, kind in self._nodes if node.name in admitted]
         fitting = sorted({kind for node, kind in those if all(_has_room(node, shape) for shape in shapes)})
         if not fitting:
-            return (), _too_large([node for node, _ in those], shapes)
+            return (), GangProblem("rejected", _too_large([node for node, _ in those], shapes))
         return (() if fitting == self._types else tuple(fitting)), None
 
 
@@ -134,7 +136,7 @@ def _admits(node: NodeInfo, shape: _Shape, resource: str) -> bool:
         return False
     if any(not _tolerates(shape, taint, resource) for taint in node.taints):
         return False
-    return not shape.affinity or any(_termlabel_fits(node, term) for term in _terms(shape.affinity))
+    return not shape.affinity or any(_term_fits(node, term) for term in _terms(shape.affinity))
 
 
 def _tolerates(shape: _Shape, taint: tuple[str, str, str], resource: str) -> bool:
@@ -158,7 +160,7 @@ def _terms(affinity: str) -> tuple[Json, ...]:
     return tuple(json.loads(affinity).get("nodeSelectorTerms") or ())
 
 
-def _termlabel_fits(node: NodeInfo, term: Json) -> bool:
+def _term_fits(node: NodeInfo, term: Json) -> bool:
     """Whether a node matches all that a term asks for; an empty one matches none."""
     expressions, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
     if not expressions and not fields:

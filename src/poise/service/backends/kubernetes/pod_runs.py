@@ -139,9 +139,7 @@ class PodRuns:
                 )
             except ApiError as error:
                 text = f"its {kind[:-1]} {document['metadata']['name']} was refused: {error.message}"
-                # The next run has another epoch, and so names that may be free.
-                is_passing = error.reason == TAKEN or (error.status in (403, 429) and "quota" in error.message)
-                cause = NEVER_BEGAN if is_passing else "incorrect-inputs"
+                cause = NEVER_BEGAN if _is_no_fault_of_the_job(error) else "incorrect-inputs"
                 run.trouble(cause, text)
                 self._give_up(run, text, cause)
                 return
@@ -157,7 +155,12 @@ class PodRuns:
             if error.reason != "AlreadyExists":
                 raise
             # An answer was lost, or an earlier leader has created it: the same name is the same part of the same run.
-            found = await self._actions.client.get(f"{path}/{document['metadata']['name']}")
+            try:
+                found = await self._actions.client.get(f"{path}/{document['metadata']['name']}")
+            except ApiError as gone:
+                if gone.status == 404:  # it has vanished since: it is created again
+                    raise ApiUnavailableError(gone.message, status=gone.status) from gone
+                raise
             labels = found["metadata"].get("labels") or {}
             is_ours = all(labels.get(name) == text for name, text in document["metadata"]["labels"].items())
             if not is_ours or names.run_key(labels) in self.unknown.values():
@@ -283,6 +286,17 @@ class PodRuns:
             await run.wait()
             if any(not pod.ending for pod in left):  # it was refused, or has not been told yet
                 await self._delete(run)
+
+
+def _is_no_fault_of_the_job(refusal: ApiError) -> bool:
+    """Whether another run of the job may be accepted although this one was refused.
+
+    The next run has another name, and quotas change. Without a credential, a right or the namespace, no job could be run:
+    an administrator has to give it back, and the jobs wait until then.
+    """
+    is_quota = refusal.status in (403, 429) and "quota" in refusal.message
+    is_right = refusal.status == 403 and "cannot create resource" in refusal.message
+    return refusal.reason == TAKEN or is_quota or is_right or refusal.status in (401, 404)
 
 
 def _has_ended(pod: PodInfo) -> bool:

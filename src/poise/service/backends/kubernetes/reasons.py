@@ -35,7 +35,7 @@ COMPONENT = "poise"
 UNSCHEDULABLE = "Unschedulable"
 WAITS = "WaitsWithGang"  # what pods say that have said Unschedulable and do not any more
 PROBLEMS = frozenset({"cannot-run", "rejected", "failed", "run-trouble"})  # codes that need a person to act
-MENDED_BY_NODES = frozenset({"capacity", "unavailable"})  # codes that more nodes would mend
+MENDED_BY_NODES = frozenset({"capacity", "unavailable", "rejected"})  # codes that more nodes would mend
 WORDS = {
     "capacity": "WaitingForCapacity",
     "unavailable": "WaitingForNodes",
