@@ -8,13 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poise.scheduler.model.cluster import Node
+from poise.scheduler.model.errors import RequestError
 from poise.service.backends.api import NodeState, RunOrder, RunPart
 from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.discovery import Discovery, seen
-from poise.service.backends.kubernetes.manifests import PodTerms, links_of, run_pods
+from poise.service.backends.kubernetes.manifests import PodTerms, checkpoint_problem, links_of, run_pods
 from poise.service.backends.kubernetes.objects import MOST, Json, NodeInfo, PodInfo, quantity, read_node, read_pod, requested
 from poise.service.backends.kubernetes.pod_runs import cause_of, start_problem
-from poise.service.wire.request import JobRequest
+from poise.service.server.startup import check_pods
+from poise.service.wire.request import Checkpoint, JobRequest, PodOptions
 
 GPU = names.GPU_RESOURCE
 TERMS = PodTerms("jobs", "5" * 32, "https://poise:8643", "poise:0.1", "-----PEM-----")
@@ -274,6 +276,65 @@ def test_a_pod_has_no_rights_and_mounts_what_its_job_asks_for() -> None:
     assert {"name": "volume-0", "persistentVolumeClaim": {"claimName": "data"}} in spec["volumes"]
     assert {"name": "volume-1", "secret": {"secretName": "wandb"}} in spec["volumes"]
     assert spec["imagePullSecrets"] == [{"name": "hub"}]
+
+
+CLAIMS = [
+    {"name": "data", "path": "/data", "read_only": True},
+    {"name": "shared", "path": "/mnt/shared/"},
+    {"name": "deep", "path": "/mnt/shared/team"},
+    {"name": "keys", "path": "/keys", "kind": "secret"},
+]
+
+
+@pytest.mark.parametrize(
+    ("place", "mounted"),
+    [
+        ("relay", None),
+        ("s3://bucket/here", None),
+        ("/mnt/shared/ckpt", "/mnt/shared/"),
+        ("/mnt/shared", "/mnt/shared/"),
+        ("/mnt//shared/./team/ckpt", "/mnt/shared/team"),
+        ("file:///mnt/shared/ckpt", "/mnt/shared/"),
+    ],
+)
+def test_the_agent_sees_the_claim_that_has_the_checkpoints_and_no_other_volume(place: str, mounted: str | None) -> None:
+    order = an_order(2, pod={"volumes": CLAIMS})
+    for pod in run_pods(order, TERMS, 1, f"{place}/5/17" if mounted else place).pods:
+        agent, [job] = pod["spec"]["initContainers"][1], pod["spec"]["containers"]
+        own = [each for each in agent["volumeMounts"] if not each["name"].startswith("poise")]
+        assert [each["mountPath"] for each in own] == ([mounted] if mounted else [])
+        assert all(each in job["volumeMounts"] for each in own), "both see it at the same path"
+    assert checkpoint_problem(order.request.pod, place) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("/ckpt", "checkpoints are kept at /ckpt, which is on no claim that the job can write; mount one"),
+        ("/mnt/sharedness", "which is on no claim"),
+        ("/data/ckpt", "which is on no claim that the job can write"),
+        ("/keys/ckpt", "which is on no claim"),
+        ("local:///ckpt", "which is on no claim"),
+        ("/usr/ckpt", "the claim at /usr has the checkpoints, and would hide /usr/bin from Poise's sidecar"),
+    ],
+)
+def test_checkpoints_that_would_go_with_the_pod_are_refused(place: str, said: str) -> None:
+    options = PodOptions.model_validate({"volumes": [*CLAIMS, {"name": "usr", "path": "/usr"}]})
+    problem = checkpoint_problem(options, place)
+    assert problem is not None
+    assert said in problem
+    request = JobRequest(command=("true",), image="job", pod=options, checkpoint=Checkpoint(url=place))
+    with pytest.raises(RequestError, match=r"^checkpoint\.url: "):
+        check_pods("relay", request)
+    with pytest.raises(RequestError):
+        check_pods(place, request.model_copy(update={"checkpoint": Checkpoint()}))
+
+
+def test_pods_have_the_runtime_class_that_the_operator_names() -> None:
+    _, [pod] = run_pods(an_order(), TERMS, 1)
+    assert "runtimeClassName" not in pod["spec"]
+    _, [pod] = run_pods(an_order(), replace(TERMS, runtime_class="nvidia"), 1)
+    assert pod["spec"]["runtimeClassName"] == "nvidia"
 
 
 def containers_of(spec: Json) -> list[Json]:

@@ -12,7 +12,7 @@ from poise.service.backends.kubernetes.kube_run import KubeRun
 from poise.service.backends.kubernetes.manifests import PodTerms
 from poise.service.backends.kubernetes.objects import read_pod
 from poise.service.backends.kubernetes.pod_runs import NEWS_SECONDS, PULL_SECONDS, START_SECONDS, PodRuns
-from poise.service.wire.request import JobRequest
+from poise.service.wire.request import RELAY, JobRequest
 
 NAME = names.pod_name("1", 1, 0)
 SERVICE = "5" * 32
@@ -30,7 +30,7 @@ class Watched:
         remote: Any = SimpleNamespace(links={NAME: SimpleNamespace(spec="joined" if has_joined else None)})
         remote.give_up = lambda _link, _text, cause: self.given_up.append((cause, self.now()))
         nothing: Any = None  # neither the API server nor the state directory is asked
-        self._runs = PodRuns(view, nothing, remote, PodTerms("jobs", SERVICE, "", "poise"), nothing)
+        self._runs = PodRuns(view, nothing, remote, PodTerms("jobs", SERVICE, "", "poise"), nothing, lambda _order: RELAY)
         self._runs.unknown.update(unknown or {})
         order = RunOrder("1", 1, (RunPart("n1", "v100", (0,)),), JobRequest(command=("true",), image="job"))
         self._run = KubeRun(order, DesiredState.RUN)

@@ -40,7 +40,7 @@ KUBERNETES = "kubernetes"
 OPTIONS_OF = {
     KUBERNETES: (
         "kubeconfig", "context", "namespace", "nodes", "image", "scheduler_name", "gpu_resource", "type_labels", "gangs",
-        "tolerate", "pull_secrets",
+        "tolerate", "pull_secrets", "runtime_class",
     ),
     "ray": ("ray", "agent_state"),
 }  # fmt: skip
@@ -52,6 +52,7 @@ _FORMS = (
     ("--gpu-resource", "gpu_resource", _QUALIFIED, "the name of a resource, such as nvidia.com/gpu"),
     ("--tolerate", "tolerate", _QUALIFIED, "the key of a taint, such as example.com/dedicated"),
     ("--pull-secret", "pull_secrets", DNS_NAME, "the name of a secret: small letters, digits, `-` and `.`"),
+    ("--runtime-class", "runtime_class", DNS_NAME, "the name of a RuntimeClass, such as nvidia"),
     ("--gpu-type-label", "type_labels", _QUALIFIED, "the key of a label, such as cloud.google.com/gke-accelerator"),
 )
 """What names of Kubernetes look like: option, parameter, pattern, and what is expected in words."""
@@ -136,6 +137,8 @@ _OPTIONS = (
         help="Use Kubernetes nodes in spite of a taint of this key; may be repeated."),
     click.option("--pull-secret", "pull_secrets", multiple=True, metavar="NAME",
         help="Secret with which Kubernetes nodes fetch --image; may be repeated."),
+    click.option("--runtime-class", metavar="NAME",
+        help="runtimeClassName of job pods, where GPUs need one, such as nvidia on k3s."),
     click.option("--gpu-type-label", "type_labels", multiple=True, metavar="KEY",
         help="Node label that names the GPU product, such as cloud.google.com/gke-accelerator, read before "
         f"{PRODUCT_LABEL}; may be repeated. {OWN_TYPE_LABEL} comes before both."),
@@ -282,6 +285,7 @@ def _setup(options: dict[str, Any]) -> "Setup":
             tolerate=options["tolerate"],
             pull_secrets=options["pull_secrets"],
             type_labels=options["type_labels"],
+            runtime_class=options["runtime_class"],
         ),
         ray=RayOptions(options["ray"] or DEFAULT_ADDRESS, options["agent_state"], options["tls_cert"], options["isolate"]),
     )

@@ -24,6 +24,7 @@ from poise.scheduler.model.errors import JournalError, PoiseError, RequestError
 from poise.scheduler.policies.catalogue import Capability, capabilities_of
 from poise.service.backends.api import LiveBackend, OnEvent
 from poise.service.backends.kubernetes.backend import KubernetesBackend, KubernetesOptions, ServiceQueries
+from poise.service.backends.kubernetes.manifests import checkpoint_problem
 from poise.service.backends.local.backend import LocalBackend
 from poise.service.backends.local.isolation import Isolate, IsolationLevel, isolated
 from poise.service.backends.local.orders import Isolation, LocalSettings, check_request
@@ -228,7 +229,8 @@ def open_service(setup: Setup) -> LiveService:
     hidden = None if isolation.level is Isolation.NONE else str(setup.state)
     # What other machines have is not known here, and where nothing is started, any request will do.
     on_machine = partial(check_request, hidden=hidden) if setup.backend is BackendKind.LOCAL else lambda _request: None
-    check = check_image if setup.backend is BackendKind.KUBERNETES else partial(check_no_image, on_machine)
+    in_pods = partial(check_pods, setup.checkpoints.at)
+    check = in_pods if setup.backend is BackendKind.KUBERNETES else partial(check_no_image, on_machine)
     store, highest = _open_store(setup)
     last = store.chapter()
     before = None if last is None else read_header(last[0])
@@ -293,10 +295,16 @@ def whole_gpus_core(header: Header) -> Scheduler:
     return core_of(header)
 
 
-def check_image(request: JobRequest) -> None:
-    """Check that a job names the container image that it runs in."""
-    if request.image is None and request.pods is None:
+def check_pods(checkpoints: str, request: JobRequest) -> None:
+    """Check that a job names its container image, and can keep its checkpoints there or where the service keeps them."""
+    if request.pods is not None:
+        return
+    if request.image is None:
         raise RequestError("image: is missing; jobs of this service run in containers: say --image, such as pytorch/pytorch")
+    own = request.checkpoint.url
+    problem = checkpoint_problem(request.pod, own or checkpoints)
+    if problem is not None:
+        raise RequestError(f"checkpoint.url: {problem}" if own else problem)
 
 
 def check_no_image(on_machine: Callable[[JobRequest], None], request: JobRequest) -> None:

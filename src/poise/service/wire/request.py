@@ -162,6 +162,11 @@ class Volume(Wire):
     kind: Literal["claim", "secret", "config"] = "claim"
     read_only: bool = False
 
+    @property
+    def folder(self) -> str:
+        """The path in its shortest form."""
+        return "/" + "/".join(_parts(self.path))
+
 
 class PodOptions(Wire):
     """What a job's pods ask for besides GPUs, for each of them, if the service runs jobs on Kubernetes.
@@ -184,13 +189,23 @@ class PodOptions(Wire):
     def _mountable(cls, volumes: tuple[Volume, ...]) -> tuple[Volume, ...]:
         taken: set[str] = set()
         for each in volumes:
-            parts = [part for part in each.path.split("/") if part not in ("", ".")]
-            folder = "/" + "/".join(parts)
+            parts, folder = _parts(each.path), each.folder
             if (problem := _mount_problem(folder, parts, taken)) is not None:
                 shown = each.path if len(each.path) <= _SHOWN else each.path[: _SHOWN - 1] + "…"
                 raise ValueError(f"pod.volumes: {shown!r}: {problem}")
             taken.add(folder)
         return volumes
+
+    def claim_at(self, path: str) -> Volume | None:
+        """Return the claim that a path is on, if it can be written there; None: it is on none."""
+        wanted = "/" + "/".join(_parts(path)) + "/"
+        above = (each for each in self.volumes if wanted.startswith(f"{each.folder}/"))
+        found = max(above, key=lambda each: len(each.folder), default=None)
+        return found if found is not None and found.kind == "claim" and not found.read_only else None
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
 
 
 def _mount_problem(folder: str, parts: Sequence[str], taken: Container[str]) -> str | None:

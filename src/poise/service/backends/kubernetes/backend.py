@@ -98,6 +98,7 @@ class KubernetesOptions:
     resource       what Kubernetes calls a GPU
     tolerate       keys of taints that do not keep jobs away from a node
     pull_secrets   secrets of the namespace with which nodes fetch Poise's own image
+    runtime_class  of pods of jobs; None: the default of the nodes
     lease_seconds  of the lease by which one instance leads
     type_labels    of nodes that name their GPU product, looked for before that of GPU feature discovery
     lock           name of the lock on the state directory that this process has; empty: it has none
@@ -115,6 +116,7 @@ class KubernetesOptions:
     gangs: bool = True
     tolerate: Sequence[str] = ()
     pull_secrets: Sequence[str] = ()
+    runtime_class: str | None = None
     lease_seconds: float = 15.0
     lock: str = ""
     transport: httpx.AsyncBaseTransport | None = None
@@ -179,7 +181,7 @@ class KubernetesBackend(RemoteBackend):
         certificate = "" if options.certificate is None else options.certificate.read_text()
         self._terms = PodTerms(
             self._namespace, service.identity, access.url, options.image, certificate, options.resource,
-            options.scheduler, options.tolerate, options.pull_secrets,
+            options.scheduler, options.tolerate, options.pull_secrets, options.runtime_class,
         )  # fmt: skip
         super().__init__((), state_dir, self._hear_agents, access, lease=lease, checkpoints=checkpoints)
         if self._refusal is not None:
@@ -335,7 +337,7 @@ class KubernetesBackend(RemoteBackend):
         self._actions = Actions(self._client, leadership)
         self._index = GangIndex(options.scheduler)
         self._view = ClusterView(options.scheduler, options.resource, self._dirty_nodes.add, self._pod_changed)
-        self._pods = PodRuns(self._view, self._actions, self._runs, self._terms, self._state)
+        self._pods = PodRuns(self._view, self._actions, self._runs, self._terms, self._state, self._relay.place_of)
         questions = GangQueries(self._tenant_of, self._types_of, self._is_lost, lambda job: any(self._all.table.of(job)))
         self._gangs = GangRuns(self._index, self._view, self._actions, self._tell, questions, self._start)
         self._all = KubeRuns(self._tell_end, self._life_of, self._fail, self._tell_trouble)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from poise.service.backends.api import RunOrder, RunPart
 from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.objects import Json
-from poise.service.wire.request import JobRequest, Volume
+from poise.service.wire.request import RELAY, JobRequest, PodOptions, Volume
 
 SHARED = "/poise"  # the volume that agent and job share
 SECRETS = "/var/run/secrets/poise"
@@ -29,6 +29,8 @@ JOB_CONTAINER, AGENT_CONTAINER, FILES_CONTAINER = "job", "poise-agent", "poise-f
 SIDECAR = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
 """Of the agent, which takes some 100 MB. Where a namespace has a quota, pods have to say what they ask for."""
 NO_RIGHTS = "poise-job"  # service account without any rights
+AGENT_FOLDERS = ("/bin", "/etc", "/lib", "/lib64", "/opt/poise", "/proc", "/sys", "/usr/bin", "/usr/lib", "/usr/local")
+"""Of Poise's image: the agent could not run without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class PodTerms:
     server        URL where agents connect;  certificate: with which they check it, PEM; empty: with those of their image
     image         of Poise itself;  pull_secrets: with which nodes fetch it
     tolerated     keys of taints that pods tolerate, besides that of the GPUs
+    runtime_class  with which containers see GPUs, if that is not the default of the nodes
     """
 
     namespace: str
@@ -50,6 +53,7 @@ class PodTerms:
     scheduler: str = names.SCHEDULER
     tolerated: Sequence[str] = ()
     pull_secrets: Sequence[str] = ()
+    runtime_class: str | None = None
 
 
 class RunPods(NamedTuple):
@@ -64,9 +68,42 @@ def links_of(order: RunOrder) -> tuple[str, ...]:
     return tuple(names.pod_name(order.job, order.epoch, part) for part in range(len(order.gpus)))
 
 
-def run_pods(order: RunOrder, terms: PodTerms, term: int) -> RunPods:
-    """Make the pods of a run, that of rank 0 last: if it is there, all of them are, or have been."""
-    parts = [_pod(order, number, part, terms, term) for number, part in enumerate(order.gpus)]
+def checkpoint_problem(pod: PodOptions, place: str) -> str | None:
+    """Say why a job cannot keep its checkpoints at a place; None: it can, as far as is known.
+
+    A path is one of the job's container. What is on none of its volumes would go with the pod.
+    """
+    path = _local_path(place)
+    if path is None:
+        return None
+    claim = pod.claim_at(path)
+    if claim is None:
+        return (
+            f"checkpoints are kept at {path}, which is on no claim that the job can write; mount one that all nodes share:"
+            f" --volume NAME:{path}"
+        )
+    hidden = next((each for each in AGENT_FOLDERS if f"{each}/".startswith(f"{claim.folder}/")), None)
+    if hidden is not None:
+        return (
+            f"the claim at {claim.folder} has the checkpoints, and would hide {hidden} from Poise's sidecar;"
+            " mount it elsewhere, such as at /ckpt"
+        )
+    return None
+
+
+def _local_path(place: str) -> str | None:
+    """Return the path of a place in the container of a job; None: it is none there."""
+    for scheme in ("file://", "local://"):
+        place = place.removeprefix(scheme)
+    return place if place.startswith("/") else None
+
+
+def run_pods(order: RunOrder, terms: PodTerms, term: int, place: str = RELAY) -> RunPods:
+    """Make the pods of a run, that of rank 0 last: if it is there, all of them are, or have been.
+
+    place   where its checkpoints are kept
+    """
+    parts = [_pod(order, number, part, terms, term, place) for number, part in enumerate(order.gpus)]
     return RunPods(_service(order, terms, term) if len(parts) > 1 else None, parts[::-1])
 
 
@@ -94,7 +131,7 @@ def _labels(order: RunOrder, terms: PodTerms) -> dict[str, str]:
     }
 
 
-def _pod(order: RunOrder, number: int, part: RunPart, terms: PodTerms, term: int) -> Json:
+def _pod(order: RunOrder, number: int, part: RunPart, terms: PodTerms, term: int, place: str) -> Json:
     request, name, alone = order.request, names.pod_name(order.job, order.epoch, number), len(order.gpus) == 1
     group = names.service_name(order.job, order.epoch)
     agent = [
@@ -123,6 +160,10 @@ def _pod(order: RunOrder, number: int, part: RunPart, terms: PodTerms, term: int
     volumes, mounts = _volumes(request.pod.volumes)
     shared = [{"name": "poise", "mountPath": SHARED}]
     secrets = [{"name": "poise-secrets", "mountPath": SECRETS, "readOnly": True}]
+    # The agent makes the job's folder for checkpoints, or copies them there. It sees no other volume of the job.
+    path = _local_path(place)
+    claim = None if path is None else request.pod.claim_at(path)
+    kept = [mount for each, mount in zip(request.pod.volumes, mounts, strict=True) if each == claim]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -142,6 +183,7 @@ def _pod(order: RunOrder, number: int, part: RunPart, terms: PodTerms, term: int
             "restartPolicy": "Never",
             "hostname": name,
             **({} if alone else {"subdomain": group}),
+            **({"runtimeClassName": terms.runtime_class} if terms.runtime_class else {}),
             "shareProcessNamespace": True,
             "enableServiceLinks": False,
             "automountServiceAccountToken": False,
@@ -166,7 +208,7 @@ def _pod(order: RunOrder, number: int, part: RunPart, terms: PodTerms, term: int
                     "command": agent,
                     "resources": SIDECAR,
                     "securityContext": security,
-                    "volumeMounts": shared + secrets,
+                    "volumeMounts": shared + secrets + kept,
                 },
             ],
             "containers": [

@@ -10,7 +10,7 @@ the pods alone could not say any more how the run ended, and it would be begun a
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 
@@ -20,7 +20,14 @@ from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.actions import Actions
 from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, words_of
 from poise.service.backends.kubernetes.kube_run import KubeRun
-from poise.service.backends.kubernetes.manifests import JOB_CONTAINER, LEAVING_SECONDS, PodTerms, links_of, run_pods
+from poise.service.backends.kubernetes.manifests import (
+    JOB_CONTAINER,
+    LEAVING_SECONDS,
+    PodTerms,
+    checkpoint_problem,
+    links_of,
+    run_pods,
+)
 from poise.service.backends.kubernetes.objects import ContainerState, Json, PodInfo
 from poise.service.backends.kubernetes.view import ClusterView
 from poise.service.backends.local.state_dir import StateDir
@@ -36,7 +43,7 @@ KILL_GRACE = 10  # seconds between TERM and KILL in a pod whose job is not wante
 
 NEVER_BEGAN = "node-exhausted"  # cause of a pod that its node did not take: no fault of the job
 TAKEN = "Taken"  # reason of an ApiError: something that is not ours has the name
-NO_IMAGE, BAD_IMAGE = "image-missing", "program-missing"
+NO_IMAGE, BAD_IMAGE, UNUSABLE = "image-missing", "program-missing", "checkpoint-place-unusable"
 _REFUSED = ("OutOf", "UnexpectedAdmissionError", "NodeAffinity", "NodePorts", "Taint")
 _HOPELESS = (
     "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
@@ -48,11 +55,21 @@ _PULLING = ("ErrImagePull", "ImagePullBackOff")
 class PodRuns:
     """How runs live that Poise has started. All of it belongs to the loop of the back end.
 
+    place_of  where the checkpoints of a job are kept
     unknown   pods of this service whose jobs the journal never had: their runs, by uid
     """
 
-    def __init__(self, view: ClusterView, actions: Actions, remote: RemoteRuns, terms: PodTerms, state: StateDir) -> None:
+    def __init__(
+        self,
+        view: ClusterView,
+        actions: Actions,
+        remote: RemoteRuns,
+        terms: PodTerms,
+        state: StateDir,
+        place_of: Callable[[RunOrder], str],
+    ) -> None:
         self._view, self._actions, self._remote, self._terms, self._state = view, actions, remote, terms, state
+        self._place_of = place_of
         self.unknown: dict[str, Key | None] = {}
         self._last: dict[str, PodInfo] = {}  # pods of open runs as they were last seen, by name
         self._failing_since: dict[str, float] = {}  # since when they cannot start, for a reason that may pass
@@ -128,7 +145,13 @@ class PodRuns:
 
     async def _create(self, run: KubeRun) -> None:
         """Create what there has to be for a run, unless it is there; if that is refused, the run has failed."""
-        service, pods = run_pods(run.order, self._terms, self._actions.term)
+        place = self._place_of(run.order)
+        problem = checkpoint_problem(run.order.request.pod, place)
+        if problem is not None:  # it was not when the job was accepted: the service keeps checkpoints elsewhere now
+            run.trouble(UNUSABLE, problem)
+            self._give_up(run, problem, UNUSABLE)
+            return
+        service, pods = run_pods(run.order, self._terms, self._actions.term, place)
         base = f"/api/v1/namespaces/{self._terms.namespace}"
         for kind, document in [("services", service)] * (service is not None) + [("pods", each) for each in pods]:
             assert document is not None
