@@ -11,7 +11,7 @@ from poise.scheduler.model.cluster import Node
 from poise.scheduler.model.errors import RequestError
 from poise.service.backends.api import NodeState, RunOrder, RunPart
 from poise.service.backends.kubernetes import names
-from poise.service.backends.kubernetes.discovery import Discovery, seen
+from poise.service.backends.kubernetes.discovery import Discovery, observed
 from poise.service.backends.kubernetes.manifests import PodTerms, checkpoint_problem, links_of, run_pods
 from poise.service.backends.kubernetes.objects import MOST, Json, NodeInfo, PodInfo, quantity, read_node, read_pod, requested
 from poise.service.backends.kubernetes.pod_runs import cause_of, start_problem
@@ -117,32 +117,32 @@ NODE = Node("n1", "v100", 4, "r")
 
 
 def test_gpus_that_pods_of_others_use_are_withheld_from_the_end_and_never_ours() -> None:
-    now = seen(NODE, a_node(), [a_pod(2)], ours={3}, lost=None, closed=None)
+    now = observed(NODE, a_node(), [a_pod(2)], ours={3}, lost=None, closed=None)
     assert (now.state, now.withheld) == (NodeState.UP, (1, 2))
     assert now.evidence == "others use 2 of its GPUs: team/p"
 
 
 def test_a_node_that_is_cordoned_gives_out_nothing_and_keeps_its_runs() -> None:
     cordoned = a_node(is_cordoned=True)
-    now = seen(NODE, cordoned, [], ours={0}, lost=None, closed=Discovery().why_closed(cordoned))
+    now = observed(NODE, cordoned, [], ours={0}, lost=None, closed=Discovery().why_closed(cordoned))
     assert (now.state, now.withheld) == (NodeState.UP, (0, 1, 2, 3))
 
 
 def test_a_node_whose_gpus_are_not_offered_any_more_gives_out_nothing() -> None:
     """Its device plug-in is being restarted, for example."""
     for found in (a_node(gpus=0), a_node(labels={"nvidia.com/gpu.product": "A100-MIG-INVALID"})):
-        now = seen(NODE, found, [], ours={0}, lost=None, closed=Discovery().why_closed(found))
+        now = observed(NODE, found, [], ours={0}, lost=None, closed=Discovery().why_closed(found))
         assert (now.state, now.withheld) == (NodeState.UP, (0, 1, 2, 3))
         assert now.evidence == "it offers no nvidia.com/gpu of one type any more"
 
 
 def test_a_node_that_is_not_ready_or_deleted_is_unreachable_until_nothing_can_run_there() -> None:
     silent = a_node(is_ready=False, message="Kubelet stopped posting node status.")
-    assert seen(NODE, silent, [], (), None, None).state is NodeState.UNREACHABLE
-    assert "Kubelet stopped" in seen(NODE, silent, [], (), None, None).evidence
-    assert seen(NODE, silent, [], (), "its lease has ended", None).state is NodeState.LOST
-    assert seen(NODE, None, [], (), None, None).state is NodeState.UNREACHABLE
-    assert seen(NODE, None, [], (), "gone", None).state is NodeState.LOST
+    assert observed(NODE, silent, [], (), None, None).state is NodeState.UNREACHABLE
+    assert "Kubelet stopped" in observed(NODE, silent, [], (), None, None).evidence
+    assert observed(NODE, silent, [], (), "its lease has ended", None).state is NodeState.LOST
+    assert observed(NODE, None, [], (), None, None).state is NodeState.UNREACHABLE
+    assert observed(NODE, None, [], (), "gone", None).state is NodeState.LOST
 
 
 @given(st.integers(0, 8), st.lists(st.integers(1, 8), max_size=4), st.sets(st.integers(0, 7)))
@@ -150,7 +150,7 @@ def test_as_many_are_withheld_as_others_use_as_far_as_there_are_any(gpus: int, o
     node = Node("n1", "v100", gpus, "r")
     ours = {slot for slot in ours if slot < gpus}
     pods = [replace(a_pod(each), name=f"p{number}") for number, each in enumerate(others)]
-    withheld = seen(node, a_node(gpus=gpus), pods, ours, None, None).withheld
+    withheld = observed(node, a_node(gpus=gpus), pods, ours, None, None).withheld
     assert not ours & set(withheld)
     assert len(withheld) == min(sum(others), gpus - len(ours))
     assert list(withheld) == sorted(withheld)
@@ -175,7 +175,7 @@ def test_a_taint_keeps_jobs_away_unless_the_operator_tolerates_it(taint: tuple[s
     found = a_node(taints=(taint,))
     discovery = Discovery(tolerated=("ours",))
     assert discovery.barrier_of(found) == barrier
-    now = seen(NODE, found, [], ours={0}, lost=None, closed=discovery.why_closed(found))
+    now = observed(NODE, found, [], ours={0}, lost=None, closed=discovery.why_closed(found))
     assert now.state is NodeState.UP
     assert now.withheld == ((0, 1, 2, 3) if barrier else ())
     assert barrier is None or "--tolerate dedicated" in now.evidence

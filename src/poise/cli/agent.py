@@ -52,11 +52,11 @@ _OPTIONS = (
     click.option("--isolate", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True,
         help="Hide the state directory and other processes from jobs, as `poise serve --isolate` does."),
     click.option("--once", is_flag=True,
-        help="End with the first run on this node, once the service has all that it left; as in a pod that is for one run."),
+        help="Exit after one run, once the server has its logs and checkpoints, as in a pod that is for one run."),
     click.option("--starter", type=click.Path(path_type=Path), metavar="DIR",
-        help="Have runs started in another container that shares this directory, all processes and the user with this one."),
+        help="Have runs started by the starter in another container, which shares DIR, processes and user with this one."),
     click.option("--install", type=click.Path(path_type=Path), metavar="DIR",
-        help="Only copy this version of Poise to that directory, for such containers, and end."),
+        help="Copy Poise into DIR for the container of a job, then exit."),
     click.option("--quiet", is_flag=True, help="Log warnings and errors alone."),
 )  # fmt: skip
 

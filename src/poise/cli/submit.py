@@ -71,10 +71,10 @@ _OPTIONS = (
     click.option("-n", "--name", help="What to call the job."),
     click.option("-g", "--gpus", metavar="N", help="GPUs at once: 4, or 1..4 for an elastic job.  [default: 1]"),
     click.option("--type", "types", multiple=True, metavar="TYPE", help="GPU types that will do, with commas or repeated."),
-    click.option("--replicas", type=choice_of(Replicas), help="One process a node, or one a GPU."),
+    click.option("--replicas", type=choice_of(Replicas), help="Processes of the job: one per node, or one per GPU."),
     click.option("--env", multiple=True, metavar="NAME[=VALUE]",
         help="A variable of the job's environment, without =VALUE as it is in this shell; repeat it for more."),
-    click.option("--env-file", multiple=True, metavar="FILE", help="Variables, a line NAME=VALUE each; --env wins over it."),
+    click.option("--env-file", multiple=True, metavar="FILE", help="Variables, one NAME=VALUE per line; --env wins."),
     click.option("--venv", metavar="DIR",
         help="Virtual environment, of venv or conda, to run in.  [default: the active one, if any]"),
     click.option("--no-venv", is_flag=True, help="Run in no virtual environment: with what the service has in PATH."),
@@ -102,13 +102,13 @@ _OPTIONS = (
     click.option("--max-duration", metavar="TIME", help="Running time after which it is stopped for good."),
     click.option("--image", metavar="NAME", help="Container image to run in, if the service runs jobs on Kubernetes."),
     click.option("--volume", "volumes", multiple=True, metavar="[KIND:]NAME:PATH[:ro]",
-        help="A claim of Kubernetes, or with KIND a secret or config, that the job sees below PATH; repeat it for more."),
+        help="Mount a PersistentVolumeClaim at PATH; with KIND secret or config, a Secret or ConfigMap. Repeatable."),
     click.option("--cpu", type=float, metavar="N", help="Processors of each pod."),
     click.option("--memory", metavar="SIZE", help="Memory of each pod, such as 64GiB or 64Gi."),
     click.option("--service-account", metavar="NAME",
         help="Service account of the job's pods.  [default: one without rights]"),
     click.option("--run-as", type=int, metavar="UID",
-        help="Number of the user that runs the job.  [default: 0, which is root, whatever the image says]"),
+        help="UID of the job's processes.  [default: 0, which is root, whatever the image says]"),
     click.option("--pull-secret", "pull_secrets", multiple=True, metavar="NAME",
         help="Secret with which the image is fetched; repeat it for more."),
     click.option("--array", type=int, metavar="N", help="N jobs; ARRAY_INDEX says which."),
@@ -144,7 +144,7 @@ class SubmitCommand(click.Command):
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, as JSON; nothing is sent.")
 @click.option("--wait", is_flag=True, help="Wait until the jobs have ended; exit codes as of `poise wait`.")
 @click.option("--follow", is_flag=True, help="Print what the job prints until it has ended; exit codes as of `poise wait`.")
-@click.option("-q", "--id-only", is_flag=True, help="Print the ids alone, one a line.")
+@click.option("-q", "--id-only", is_flag=True, help="Print the ids alone, one per line.")
 @json_option
 @click.pass_context
 def submit(ctx: click.Context, /, file: tuple[str, ...], **options: Any) -> int:  # noqa: ANN401

@@ -49,7 +49,7 @@ from poise.service.backends.kubernetes.access import KubeConfig, load_config
 from poise.service.backends.kubernetes.actions import Actions
 from poise.service.backends.kubernetes.authority import PodAuthority
 from poise.service.backends.kubernetes.client import KubeClient
-from poise.service.backends.kubernetes.discovery import Discovery, Seen, seen
+from poise.service.backends.kubernetes.discovery import Discovery, ObservedNode, observed
 from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, LeadershipLostError, NotLeadingError
 from poise.service.backends.kubernetes.gang_runs import GangQueries, GangRuns
 from poise.service.backends.kubernetes.gangs import Gang, GangIndex, GangProblem
@@ -141,7 +141,7 @@ class NodeHistory:
     """What was last reported of a node, and since when its kubelet is silent."""
 
     node: Node
-    reported: Seen | None = None
+    reported: ObservedNode | None = None
     silent_since: float | None = None
 
 
@@ -216,11 +216,11 @@ class KubernetesBackend(RemoteBackend):
         self._post(lambda: self._kill_run(job, epoch, reason))
 
     def accepted(self, key: str, job: str, *, is_over: bool) -> None:
-        """Take the id of a job that was found."""
+        """Record the id of a job that was found."""
         self._post_if_open(lambda: self._gangs.accepted(key, job, is_over=is_over))
 
     def refused(self, key: str, text: str, *, is_final: bool) -> None:
-        """Take why a job was not accepted."""
+        """Record why a job was not accepted."""
         self._post_if_open(lambda: self._gangs.refused(key, text, is_final=is_final))
 
     def _post_if_open(self, callback: Callable[[], None]) -> None:
@@ -584,10 +584,10 @@ class KubernetesBackend(RemoteBackend):
                 known.node = node
             is_silent = found is None or not found.is_ready
             known.silent_since = None if not is_silent else known.silent_since or self._loop.time()
-            strangers = [pod for pod in self._view.at(name) if not self._is_ours(pod)]
+            others = [pod for pod in self._view.at(name) if not self._is_ours(pod)]
             ours = {slot for run in self._all.table.at(name) for node_name, slot in run.gpus if node_name == name}
             closed = None if found is None else self._discovery.why_closed(found)
-            now = seen(known.node, found, strangers, ours, self._why_lost(known), closed)
+            now = observed(known.node, found, others, ours, self._why_lost(known), closed)
             if now != known.reported:
                 is_changed |= known.reported is None or known.reported.node != now.node
                 known.reported = now

@@ -71,13 +71,13 @@ class ApiConnection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> None:
-        """Take that the server has hung up; an answer that does not say how long it is ends here."""
+        """Record that the server has hung up; an answer that does not say how long it is ends here."""
         if self.status is not None and not self.is_complete and not self._has_length():
             self.on_message_complete()
         self._lose(httpx.RemoteProtocolError(HUNG_UP if self.status is None else CUT_OFF))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Take that the connection is gone."""
+        """Record that the connection is gone."""
         text = HUNG_UP if self.status is None else CUT_OFF
         self._lose(httpx.RemoteProtocolError(text) if error is None else httpx.ReadError(f"{text}: {error}"))
 

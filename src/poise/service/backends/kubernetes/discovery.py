@@ -25,7 +25,7 @@ _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 _FIT = re.compile(NAME)
 
 
-class Seen(NamedTuple):
+class ObservedNode(NamedTuple):
     """How a node is: what `NodeReport` says, without the time."""
 
     node: Node
@@ -118,35 +118,35 @@ class Discovery(NamedTuple):
         return None
 
 
-def seen(
+def observed(
     node: Node,
     found: NodeInfo | None,
-    strangers: Iterable[PodInfo],
+    others: Iterable[PodInfo],
     ours: Collection[int],
     lost: str | None,
     closed: str | None,
-) -> Seen:
+) -> ObservedNode:
     """Say how a node is.
 
     found       what Kubernetes says of it; None: it was deleted
-    strangers   pods that hold GPUs there and are none of our runs
+    others      pods that hold GPUs there and are none of our runs
     ours        slots of our runs
     lost        why nothing of ours can run there any more; None: it can
     closed      why it takes no new jobs, if it is Ready; None: it does
     """
     if found is None:
         text = "it was deleted from the Kubernetes cluster"
-        return Seen(node, NodeState.UNREACHABLE if lost is None else NodeState.LOST, lost or text, ())
+        return ObservedNode(node, NodeState.UNREACHABLE if lost is None else NodeState.LOST, lost or text, ())
     if not found.is_ready:
         text = f"it is not Ready: {found.message or 'its kubelet does not report'}"
-        return Seen(node, NodeState.UNREACHABLE if lost is None else NodeState.LOST, lost or text, ())
+        return ObservedNode(node, NodeState.UNREACHABLE if lost is None else NodeState.LOST, lost or text, ())
     if closed is not None:
-        return Seen(node, NodeState.UP, closed, tuple(range(node.gpus)))
-    pods = sorted(strangers, key=lambda pod: pod.key)
+        return ObservedNode(node, NodeState.UP, closed, tuple(range(node.gpus)))
+    pods = sorted(others, key=lambda pod: pod.key)
     taken = sum(pod.gpus for pod in pods)
     free = [slot for slot in range(node.gpus - 1, -1, -1) if slot not in ours]
     evidence = "it is Ready"
     if pods:
         first = f"{pods[0].namespace}/{pods[0].name}" + (f" and {len(pods) - 1} more" if len(pods) > 1 else "")
         evidence = f"others use {taken} of its GPUs: {first}"
-    return Seen(node, NodeState.UP, evidence, tuple(sorted(free[:taken])))
+    return ObservedNode(node, NodeState.UP, evidence, tuple(sorted(free[:taken])))

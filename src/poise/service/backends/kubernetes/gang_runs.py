@@ -168,7 +168,7 @@ class GangRuns:
     def _look_at_known(self, gang: Gang, found: FoundGang, job: str) -> None:
         is_done = gang.owner is not None and gang.owner.state is not OwnerPhase.ACTIVE
         # A run that is open tells of the end itself.
-        if is_done and not self._ask.is_open(job) and not _is_done_by_us(gang):
+        if is_done and not self._ask.is_open(job) and not _completed_after_preemption(gang):
             found.is_over = True
             self._on_event(JobGone(job))  # it has come to an end without Poise
             return
@@ -195,7 +195,7 @@ class GangRuns:
             self._on_event(JobGone(found.job))
 
     def accepted(self, key: str, job: str, *, is_over: bool) -> None:
-        """Take the id of a job that was found."""
+        """Record the id of a job that was found."""
         # A job that its user had suspended when this service started may be held in the journal since before.
         self.found[key] = FoundGang(job, is_over, is_held=key in self._held)
         self._held.discard(key)
@@ -203,7 +203,7 @@ class GangRuns:
         self.look_at([key])  # it may have been deleted, or suspended, meanwhile
 
     def refused(self, key: str, text: str, *, is_final: bool) -> None:
-        """Take why a job was not accepted."""
+        """Record why a job was not accepted."""
         if self._index.get(key) is not None:
             self.found[key] = FoundGang(problem=text, is_final=is_final)
             # What is wrong for good is wrong with the nodes that there are: the rest was checked before.
@@ -218,7 +218,7 @@ class GangRuns:
         self.look_at([key for key in self.problems if key not in self.found])
 
     def adopt(self, runs: Iterable[KubeRun]) -> None:
-        """Know the jobs of runs of before a restart: their pods are bound, and are not reported again.
+        """Register runs of before a restart: their pods are bound, and are not reported again.
 
         Of a gang without an owner, pods that have ended are no part any more. How its run ended, they alone can say.
         """
@@ -242,7 +242,7 @@ class GangRuns:
         """Bind the gang, wait until its owner says that it is over or it has left, and say how it ended."""
         pods = run.order.request.pods
         assert pods is not None
-        if self._is_moot(run, self.found.get(pods.key)):
+        if self._needs_no_run(run, self.found.get(pods.key)):
             return run.ended(RunEnding.YIELDED)
         assert pods.key not in self.runs
         self.runs[pods.key] = run
@@ -258,7 +258,7 @@ class GangRuns:
             # Soon, not now: how the run has ended is told first. Else a job that has finished would be cancelled.
             asyncio.get_running_loop().call_soon(self.look_at, [pods.key])
 
-    def _is_moot(self, run: KubeRun, found: FoundGang | None) -> bool:
+    def _needs_no_run(self, run: KubeRun, found: FoundGang | None) -> bool:
         """Whether a run has never begun and need not, or was over before a crash: then a later one had pods by then."""
         is_unwanted = run.must_end and not run.is_adopted
         is_done = found is not None and found.is_over  # with the run before, on its way out
@@ -291,7 +291,7 @@ class GangRuns:
     async def _advance(self, run: KubeRun, gang: Gang, bound: dict[ObjectKey, str]) -> bool:
         """Take the next step for a gang; return whether all its pods are bound."""
         if run.must_end:
-            await self._send_away(run, gang, bound)
+            await self._preempt(run, gang, bound)
             return False
         lost = next((part.node for part in run.order.gpus if self._ask.is_lost(part.node)), None)
         if lost is not None and _may_go(gang):
@@ -446,7 +446,7 @@ class GangRuns:
             return error.status == 409
         return True
 
-    async def _send_away(self, run: KubeRun, gang: Gang, bound: Mapping[ObjectKey, str]) -> None:
+    async def _preempt(self, run: KubeRun, gang: Gang, bound: Mapping[ObjectKey, str]) -> None:
         """Have a gang leave: suspend its owner, or have its pods evicted. What was never bound stays where it is.
 
         Pods that no owner would make again are left alone, unless their job was cancelled.
@@ -613,7 +613,7 @@ def _is_held(gang: Gang) -> bool:
     return gang.owner is not None and gang.owner.is_held
 
 
-def _is_done_by_us(gang: Gang) -> bool:
+def _completed_after_preemption(gang: Gang) -> bool:
     """Whether a gang has completed after Poise had sent it away: its pods have done the rest on their way out.
 
     Its run had ended before its owner could say so. The job is not cancelled: its next run ends at once, as one that has

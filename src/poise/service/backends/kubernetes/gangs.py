@@ -280,7 +280,7 @@ class GangIndex:
                 self._move(pod, group)
 
     def remove_owner(self, uid: str) -> None:
-        """Take that an owner was deleted. It is remembered while pods or owners refer to it."""
+        """Record that an owner was deleted. It is remembered while pods or owners refer to it."""
         owner = self._owners.get(uid)
         if owner is None:
             return
@@ -289,12 +289,12 @@ class GangIndex:
         self._drop_if_unused(uid)
 
     def open(self, key: str) -> None:
-        """Take that a gang has a run: pods of it that have succeeded are part of it, even if none is left that is bound."""
+        """Record that a gang has a run: its pods that have succeeded are part of it, even if none is left that is bound."""
         self._open.add(key)
         self._mark_group(key)
 
     def close(self, key: str) -> None:
-        """Take that the run of a gang is over: what lies about of it is no part of another gang of its name."""
+        """Record that the run of a gang is over: what is left of its pods is no part of another gang of its name."""
         self._open.discard(key)
         self._mark_group(key)
 
@@ -474,7 +474,7 @@ class GangIndex:
         return f"{_fit(members.anchor[1])}-{group.suffix}"
 
     def _is_part(self, pod: PodInfo) -> bool:
-        """Whether a pod was bound for the gang that its group is now; others lie about of a former one."""
+        """Whether a pod was bound for the gang that its group is now; others are left from a former one."""
         if pod.is_over:
             return pod.annotations.get(names.GANG_KEY) in self._open
         return bool(pod.node) and not pod.ending
@@ -545,7 +545,7 @@ class GangIndex:
         if draft.id.source.startswith(KUEUE):
             _refuse_kueue(draft)
         draft.size = _said_size(draft)
-        # Pods of a former gang of this name may still lie about: what was bound for the same job is of this one.
+        # Pods of a former gang of this name may still be there: what was bound for the same job is of this one.
         jobs = {pod.annotations[names.JOB] for pod in ours if self._is_part(pod) and names.JOB in pod.annotations}
         done = [pod for pod in ours if pod.phase == "Succeeded" and pod.annotations.get(names.JOB) in jobs]
         draft.finished = sum(pod.gpus > 0 for pod in done)

@@ -68,7 +68,7 @@ class _Subject(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class _Told:
+class _WrittenEvent:
     """An Event that was written. `count`: how often it happened, as it says itself."""
 
     name: str
@@ -76,7 +76,7 @@ class _Told:
 
 
 @dataclass(eq=False, slots=True)
-class _Said:
+class _GangReason:
     """What to say of a gang, and what was said last.
 
     noted      when it was last noted;  since: when its code became what it is
@@ -96,7 +96,7 @@ class _Said:
     said: tuple[str, str] | None = None
     said_at: float = 0.0
     due: float | None = None
-    events: dict[tuple[str, str], _Told] = field(default_factory=dict)
+    events: dict[tuple[str, str], _WrittenEvent] = field(default_factory=dict)
     marked: dict[str, tuple[str, str]] = field(default_factory=dict)
     is_spread: bool = False
 
@@ -146,7 +146,7 @@ class ReasonWriter:
         now = clock()
         self._tokens, self._filled = float(burst), now
         self._away_until, self._sweep_at = now, now + FORGET_SECONDS
-        self._entries: dict[str, _Said] = {}
+        self._entries: dict[str, _GangReason] = {}
         self._fresh: dict[str, None] = {}  # of whom nothing was said yet, in order
         self._later: list[tuple[float, str]] = []  # by time; those whose entry has another `due` by now are skipped
         self._marks: dict[str, dict[str, None]] = {}  # uids of pods whose condition has to be written, by gang
@@ -164,7 +164,7 @@ class ReasonWriter:
         now = self._clock()
         entry = self._entries.get(gang.key)
         if entry is None:
-            self._entries[gang.key] = _Said(gang, job, code, text, noted=now, since=now)
+            self._entries[gang.key] = _GangReason(gang, job, code, text, noted=now, since=now)
             self._fresh[gang.key] = None
             return
         if entry.code != code:
@@ -240,14 +240,14 @@ class ReasonWriter:
                 return key
         return None
 
-    def _schedule(self, entry: _Said) -> None:
+    def _schedule(self, entry: _GangReason) -> None:
         assert entry.said is not None
         due = entry.said_at + _pause(entry.said, (entry.code, entry.text))
         if entry.due != due:
             entry.due = due
             heappush(self._later, (due, entry.gang.key))
 
-    def _queue_marks(self, entry: _Said) -> None:
+    def _queue_marks(self, entry: _GangReason) -> None:
         """Have the conditions written that tell autoscalers the wrong thing."""
         for pod in entry.gang.pods:
             known = entry.condition_of(pod)
@@ -267,7 +267,7 @@ class ReasonWriter:
 
     # Writing
 
-    async def _say(self, key: str, entry: _Said) -> None:
+    async def _say(self, key: str, entry: _GangReason) -> None:
         """Write the Events of a gang and the condition of its first pod."""
         said, first = (entry.code, entry.text), entry.first()
         try:
@@ -289,7 +289,7 @@ class ReasonWriter:
             if (entry.code, entry.text) != said:
                 self._schedule(entry)  # it was noted while this was written
 
-    async def _tell(self, entry: _Said, subject: _Subject) -> None:
+    async def _tell(self, entry: _GangReason, subject: _Subject) -> None:
         """Write an Event, or that it has happened again. Its name is made of what it says, so a restart finds it again."""
         # Core Events, not those of events.k8s.io: `kubectl describe` shows both, but of the latter the message and the
         # count cannot be changed.
@@ -314,7 +314,7 @@ class ReasonWriter:
             # Of an earlier leader. How often it happened is in the answer only, so it is counted from the next time on.
             answer = await self._call("patch events", self._client.patch(f"{base}/{name}", changes), {404})
         if answer is not None:
-            entry.events[about] = _Told(name, int(answer.get("count") or 1))
+            entry.events[about] = _WrittenEvent(name, int(answer.get("count") or 1))
 
     async def _notify(self) -> None:
         """Write the oldest of the Events on single pods; if the server is away it stays the oldest."""
@@ -359,7 +359,7 @@ class ReasonWriter:
             if not left:
                 del self._marks[key]
 
-    async def _set_condition(self, entry: _Said, pod: PodInfo) -> None:
+    async def _set_condition(self, entry: _GangReason, pod: PodInfo) -> None:
         wanted, known = entry.wanted_of(pod), entry.condition_of(pod)
         if pod.node or wanted == known:
             return
