@@ -40,7 +40,7 @@ SENDERS = 8
 """Connections that make nodes and pods."""
 PRODUCTS = ("Tesla-V100-SXM2-16GB", "Tesla-P100-PCIE-16GB", "Tesla-K80")
 TURNS, PODS = 3, 4_000
-"""Of fewer pods, the start of a process is a large part of the time, and Poise takes two seconds longer for it."""
+"""Of fewer pods, the start of a process is a large part of the time, and Poise takes one or two seconds longer for it."""
 NODES, PENDING, GPUS_EACH = 5_000, 20_000, 4
 """GPUs of a pod are such that half of the pending pods find room, and the others wait."""
 PATIENCE = 600.0

@@ -449,7 +449,7 @@ def test_a_pod_that_asks_for_more_than_any_node_has_is_told_so_with_its_owner(st
     (pod,) = stage.pods()
     for name in ("huge", pod["metadata"]["name"]):
         event = stage.says(name, "a pod asks for 16 GPUs, the largest node (v100-0) has 4")
-        assert (event["type"], event["reason"]) == ("Warning", "CannotRun")
+        assert (event["type"], event["reason"]) == ("Warning", "Rejected")
     until(lambda: any(each["type"] == "PodScheduled" for each in stage.pods()[0]["status"].get("conditions", [])))
     assert stage.reported("huge") == []
 
