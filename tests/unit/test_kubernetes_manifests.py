@@ -378,7 +378,7 @@ def test_what_a_site_may_want_can_be_uncommented_in_part_or_as_a_whole(tmp_path:
     assert server["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
     options = options_of(documents)
     assert options["pull_secrets"] == ("registry",)
-    assert (options["nodes"], options["policy"]) == ("example.com/pool=training", "themis")
+    assert (options["nodes"], options["policy"]) == ("example.com/pool=training,tier!=test", "themis")
 
 
 def test_a_certificate_of_ones_own_takes_the_place_of_the_one_that_is_made(tmp_path: Path) -> None:
