@@ -35,6 +35,10 @@ MOST_A_JOB = 25
 SERVER, AGENT, CUT = "server", "agent", "cut"
 PEER_GONE = 70
 """Exit code of a rank that finds another one dead; such runs are forgiven, whichever end the runner sees first."""
+UNTOLD = re.compile("^poise: no random state of rank ", re.MULTILINE)
+"""What rank 0 says if it had to leave at once and ranks of other nodes had not told their random numbers."""
+MOST_UNTOLD = 0.1
+"""Of the jobs of a test."""
 
 
 @dataclass(frozen=True)
@@ -228,17 +232,24 @@ def submit_all(client: Client, havoc: Havoc, jobs: Sequence[CrashJob], kills: in
 
 def check_work(client: Client, submitted: dict[str, CrashJob]) -> dict[str, JobDetail]:
     """Every job has done every step once: the hash says so, and so do its runs, each of which begins where one ended."""
-    details = {}
+    details, untold = {}, list[str]()
     for number, job in submitted.items():
         detail = details[number] = ended(client, number)
         logs = [client.log(number, replica=rank) for rank in range(job.ranks)]
         printed = [set(re.findall("^[0-9a-f]{64}$", log, re.MULTILINE)) for log in logs]
-        assert printed == [{job.prints}] * job.ranks, f"job {number}"
+        if UNTOLD.search(logs[0]) and any(len(run.gpus) > 1 for run in detail.runs):
+            # TERM came while another node did not answer. The work counts, and goes on with other random numbers on its ranks.
+            untold.append(number)
+            assert printed == [printed[0]] * job.ranks, f"job {number}: ranks differ"
+            assert len(printed[0]) == 1, f"job {number}"
+        else:
+            assert printed == [{job.prints}] * job.ranks, f"job {number}"
         kept = [run.kept for run in detail.runs if run.kept is not None]
         assert kept == sorted(kept), detail
         assert kept[-1] == detail.steps == job.steps
         check_runs(detail, job.steps)
         check_ranks(detail, logs)
+    assert len(untold) <= MOST_UNTOLD * len(submitted), untold
     return details
 
 
