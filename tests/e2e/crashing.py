@@ -238,7 +238,7 @@ def check_work(client: Client, submitted: dict[str, CrashJob]) -> dict[str, JobD
         logs = [client.log(number, replica=rank) for rank in range(job.ranks)]
         printed = [set(re.findall("^[0-9a-f]{64}$", log, re.MULTILINE)) for log in logs]
         if UNTOLD.search(logs[0]) and any(len(run.gpus) > 1 for run in detail.runs):
-            # TERM came while another node did not answer. The work counts, and goes on with other random numbers on its ranks.
+            # TERM came while another node did not answer. The work counts; its ranks go on with other random numbers.
             untold.append(number)
             assert printed == [printed[0]] * job.ranks, f"job {number}: ranks differ"
             assert len(printed[0]) == 1, f"job {number}"
