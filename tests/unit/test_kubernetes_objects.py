@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from poise.scheduler.model.cluster import Node
+from poise.scheduler.model.cluster import Node, parse_cluster
 from poise.scheduler.model.errors import RequestError
 from poise.service.backends.api import NodeState, RunOrder, RunPart
 from poise.service.backends.kubernetes import names
@@ -84,11 +84,22 @@ def test_a_type_that_an_administrator_names_is_taken_as_it_is_and_before_all_oth
     assert [node and node.gpu_type for node in found] == ["a100-80", "t4", "a100"]
 
 
+@given(
+    st.sampled_from([names.OWN_TYPE_LABEL, names.PRODUCT_LABEL]),
+    st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,50}[A-Za-z0-9])?(-MIG-1g\.10gb|-SHARED)?", fullmatch=True),
+)
+@example(names.OWN_TYPE_LABEL, "4090")
+def test_the_type_of_a_node_can_be_given_to_the_agents_of_its_pods(label: str, said: str) -> None:
+    node = Discovery().node_of(a_node(labels={label: said}))
+    if node is not None:  # MIG-INVALID
+        assert parse_cluster(f"{node.gpu_type}:4").gpu_types == (node.gpu_type,)
+
+
 @pytest.mark.parametrize(
     ("product", "kind"),
     [
         ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "a100-mig-1g.10gb"),
-        ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb+me", "a100-mig-1g.10gb.me"),
+        ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb.me", "a100-mig-1g.10gb.me"),
         ("Tesla-T4-SHARED", "t4-shared"),
     ],
 )

@@ -18,7 +18,7 @@ from poise.service.wire.request import NAME
 
 ONE_RACK = "rack-0"
 NO_TYPE = "MIG-INVALID"  # in the product that GPU feature discovery names where a node's GPUs are divided differently
-PART = re.compile(r"-(MIG-[A-Za-z0-9.+-]+|SHARED)$")  # at its end where what counts as a GPU is a part of one
+PART = re.compile(r"-(MIG-[A-Za-z0-9.-]+|SHARED)$")  # at its end where what counts as a GPU is a part of one
 PASSING_STATES = {f"node.kubernetes.io/{each}" for each in ("not-ready", "unreachable", "unschedulable")}
 """Keys of taints that repeat what is known of a node otherwise."""
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
@@ -67,11 +67,11 @@ class Discovery(NamedTuple):
             return "unknown"
         said = found.labels[label]
         if label == names.OWN_TYPE_LABEL:
-            return said.lower()
+            return said.lower() if said[0].isalpha() else f"gpu{said.lower()}"  # types begin with a letter
         if NO_TYPE in said:
             return None
         part = PART.search(said)  # slices are slower than the whole, so they are a type of their own
-        return gpu_type(said) if part is None else f"{gpu_type(said[: part.start()])}-{part[1].lower().replace('+', '.')}"
+        return gpu_type(said) if part is None else f"{gpu_type(said[: part.start()])}-{part[1].lower()}"
 
     def barrier_of(self, found: NodeInfo) -> str | None:
         """Return the taint that keeps jobs away from a node; None: there is none.
