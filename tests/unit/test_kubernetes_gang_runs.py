@@ -6,7 +6,8 @@ from tests.kube_gangs import LONG, TEAM, Cluster, scene, until
 
 from poise.service.backends.api import RunEnding, RunNotice, RunOrder
 from poise.service.backends.kubernetes import names
-from poise.service.backends.kubernetes.gang_runs import GANG_START_SECONDS, SLOW_SECONDS, START_SECONDS
+from poise.service.backends.kubernetes.gang_runs import GANG_START_SECONDS
+from poise.service.backends.kubernetes.kube_run import SLOW_SECONDS, START_SECONDS
 from poise.service.backends.kubernetes.objects import Json
 
 

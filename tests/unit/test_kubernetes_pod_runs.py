@@ -8,10 +8,10 @@ from tests.simulated_time import simulate
 
 from poise.service.backends.api import DesiredState, RunOrder, RunPart
 from poise.service.backends.kubernetes import names, pod_runs
-from poise.service.backends.kubernetes.kube_run import KubeRun
+from poise.service.backends.kubernetes.kube_run import SLOW_SECONDS, START_SECONDS, KubeRun
 from poise.service.backends.kubernetes.manifests import PodTerms
 from poise.service.backends.kubernetes.objects import read_pod
-from poise.service.backends.kubernetes.pod_runs import NEWS_SECONDS, PULL_SECONDS, START_SECONDS, PodRuns
+from poise.service.backends.kubernetes.pod_runs import NEWS_SECONDS, PULL_SECONDS, PodRuns
 from poise.service.wire.request import RELAY, JobRequest
 
 NAME = names.pod_name("1", 1, 0)
@@ -83,7 +83,7 @@ def test_an_image_is_waited_for_anew_each_time_it_cannot_be_fetched() -> None:
 def test_a_pod_that_does_not_start_and_does_not_say_why_is_told_of_and_given_up_in_the_end() -> None:
     async def scene() -> None:
         pod = Watched(has_joined=False)
-        await pod.look(PULL_SECONDS, "Pending", waiting={"reason": "ContainerCreating"})
+        await pod.look(SLOW_SECONDS, "Pending", waiting={"reason": "ContainerCreating"})
         assert pod.trouble is None
         await pod.look(2 * START_SECONDS, "Pending", waiting={"reason": "ContainerCreating"})
         assert pod.trouble is not None

@@ -34,7 +34,7 @@ from poise.service.backends.kubernetes.actions import Actions
 from poise.service.backends.kubernetes.client import PatchKind
 from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, LeadershipLostError
 from poise.service.backends.kubernetes.gangs import Gang, GangIndex, GangProblem, Preempts
-from poise.service.backends.kubernetes.kube_run import KubeRun
+from poise.service.backends.kubernetes.kube_run import SLOW_SECONDS, START_SECONDS, KubeRun
 from poise.service.backends.kubernetes.objects import Json, ObjectKey, PodInfo
 from poise.service.backends.kubernetes.owners import OwnerInfo, OwnerPhase
 from poise.service.backends.kubernetes.places import label_fits, placement_of
@@ -44,8 +44,6 @@ from poise.service.wire.draft import clean_name
 from poise.service.wire.request import JobRequest, PreemptionMode, RetrySpec, first_problem
 
 GANG_START_SECONDS = 120.0  # for a gang that was to start to be whole and bound; then it gives its GPUs back
-SLOW_SECONDS = 600.0  # for pods that are bound to start; then people are told
-START_SECONDS = 1800.0  # for the same; then the gang gives its GPUs back: large images take long, some volumes never come
 SUSPEND_AGAIN_SECONDS = 5.0  # between two tries to suspend an owner whose API refuses it
 INCOMPLETE_SECONDS = 10.0  # after which the users of a gang are told that pods of it are missing
 

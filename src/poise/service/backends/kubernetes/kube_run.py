@@ -15,6 +15,8 @@ from time import time  # noqa: TID251 - events carry the time at which things ha
 from poise.service.backends.api import DesiredState, RunEnded, RunEnding, RunNotice, RunOrder
 from poise.service.backends.run_table import Gpu, Key, RunTable
 
+SLOW_SECONDS = 600.0  # for pods to start; then people are told
+START_SECONDS = 3 * SLOW_SECONDS  # then their GPUs are given back: large images take long, some volumes never come
 LOOK_SECONDS = 2.0  # longest time between two looks at a run: a change that was missed is noticed then
 
 

@@ -19,7 +19,7 @@ from poise.service.backends.api import DesiredState, RunEnded, RunEnding, RunNot
 from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.actions import Actions
 from poise.service.backends.kubernetes.errors import ApiError, ApiUnavailableError, words_of
-from poise.service.backends.kubernetes.kube_run import KubeRun
+from poise.service.backends.kubernetes.kube_run import SLOW_SECONDS, START_SECONDS, KubeRun
 from poise.service.backends.kubernetes.manifests import (
     JOB_CONTAINER,
     LEAVING_SECONDS,
@@ -37,7 +37,6 @@ from poise.service.backends.run_table import Key
 END_FILE = "ended.json"  # in the directory of a job: how its latest run ended
 NEWS_SECONDS = 5.0  # for the last words of an agent, after its pod has ended
 PULL_SECONDS = 600.0  # for an image that cannot be fetched at first
-START_SECONDS = 3 * PULL_SECONDS  # for a pod that does not start and does not say why: large images take long
 KEEP_AGAIN_SECONDS = 5.0  # between two tries to write down how a run has ended
 KILL_GRACE = 10  # seconds between TERM and KILL in a pod whose job is not wanted any more
 
@@ -231,9 +230,9 @@ class PodRuns:
         """Tell of a pod that does not start and does not say why: a claim that is missing, for example."""
         now = asyncio.get_running_loop().time()
         since = self._failing_since.setdefault(pod.name, now)
-        if now - since >= PULL_SECONDS:
+        if now - since >= SLOW_SECONDS:
             where = f"kubectl describe pod {pod.name} -n {pod.namespace}"
-            text = f"its pod {pod.name} has not started for {PULL_SECONDS / 60:g} minutes; {where} shows what it waits for"
+            text = f"its pod {pod.name} has not started for {SLOW_SECONDS / 60:g} minutes; {where} shows what it waits for"
             run.trouble(NEVER_BEGAN, text)
             if now - since >= START_SECONDS:
                 self._remote.give_up(pod.name, text, NEVER_BEGAN)
