@@ -99,8 +99,9 @@ bench: $(READY)  ## speed: of the simulator, allocations, large reports, the ser
 	$(BIN)/python -m tests.bench.kubernetes
 	$(BIN)/python -m tests.bench.fidelity
 
+# CUDA's packages are left out: torch pins them itself, and builds of torch without CUDA have none.
 lock: $(READY)   ## pin what is installed now
-	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable | grep -v '^pip==' | sed 's/+cpu$$//' > constraints.txt
+	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable | grep -Ev '^(pip|triton|cuda-[a-z]+|nvidia-(c|n).*)==' | sed 's/+cpu$$//' > constraints.txt
 
 clean:           ## forget the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
