@@ -11,6 +11,7 @@ from poise.cli import INTERRUPTED
 from poise.cli.experiment import experiment_options, read_experiment
 from poise.cli.options import FILE, examples, force_option, json_option, print_json, with_options
 from poise.cli.output import check_report, show_notes, show_table, watching
+from poise.cli.outside import find_policy
 from poise.cli.parallel import spread, workers_for
 from poise.cli.sweep import MOST_SEEDS, CellStart, Sweep, parse_loads, sweep
 from poise.lab.analysis.summary import Summary
@@ -81,6 +82,7 @@ def _compare(trace: str, names: list[str], html: Path | None, options: dict[str,
     request = read_experiment(trace, options, names[0])
     experiments = [replace(request.experiment, policy=name) for name in names]
     for experiment in experiments:
+        find_policy(experiment.policy)
         experiment.effective_policy()
     show_notes(request.notes, quiet=request.quiet)
     runs = run_all(request.trace, experiments, quiet=request.quiet)

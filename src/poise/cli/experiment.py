@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from poise.cli.options import DURATION, check_round, choice_of, only_json_option, read_cluster, with_options
+from poise.cli.outside import find_policy
 from poise.engine.assembly import PRESETS, preset_named
 from poise.lab.analysis.fairness import Fairness
 from poise.lab.experiment import Experiment, check, divided, elastic, scaled, speeds_of
@@ -112,6 +113,7 @@ class ExperimentRequest:
 
 def read_experiment(source: str, options: dict[str, Any], policy: str) -> ExperimentRequest:
     """Read what the options name; raises RequestError for anything wrong, cheap checks first."""
+    find_policy(policy)
     preset = preset_named(options["preset"])
     placement = options["placement"] or preset.placement
     placement_named(placement)

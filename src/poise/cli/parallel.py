@@ -5,11 +5,12 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from itertools import islice
-from multiprocessing import connection, parent_process
+from multiprocessing import connection, get_start_method, parent_process
 from threading import Thread
 from typing import Any, TypeVar
 
 from poise.cli.output import Watch
+from poise.engine.outside import CarriedPolicy, carried, take_over
 from poise.scheduler.model.errors import PoiseError
 
 Task = TypeVar("Task")
@@ -40,7 +41,8 @@ def spread(
     processes are being started, too. Raises PoiseError if a process is killed.
     """
     workers = workers_for(len(tasks))
-    with ProcessPoolExecutor(workers, initializer=_initialize, initargs=(initialize, arguments)) as pool:
+    policies = () if get_start_method() == "fork" else carried()
+    with ProcessPoolExecutor(workers, initializer=_initialize, initargs=(initialize, arguments, policies)) as pool:
         finished = False
         try:
             waiting = iter(enumerate(tasks))
@@ -65,11 +67,14 @@ def spread(
                     process.kill()
 
 
-def _initialize(initialize: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+def _initialize(
+    initialize: Callable[..., None] | None, arguments: tuple[Any, ...], policies: tuple[CarriedPolicy, ...]
+) -> None:
     """Leave Ctrl-C to the process that was started by hand, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     Thread(target=_end_with_parent, daemon=True).start()
+    take_over(policies)
     if initialize is not None:
         initialize(*arguments)
 

@@ -19,6 +19,7 @@ from poise.cli.options import (
     read_cluster,
     with_options,
 )
+from poise.cli.outside import find_policy
 from poise.scheduler.core.settings import Cadence, RetryRule, Settings
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.placement.strategies import PLACEMENTS, placement_named
@@ -231,6 +232,7 @@ def _setup(options: dict[str, Any]) -> "Setup":
     from poise.service.server.startup import BackendKind, Setup
 
     if options["policy"] is not None:
+        find_policy(options["policy"])
         policy_named(options["policy"])
     placement_named(options["placement"])
     devices: Mapping[tuple[str, int], str] = {}

@@ -29,6 +29,7 @@ from poise.cli import INTERRUPTED
 from poise.cli.experiment import ExperimentRequest, read_experiment
 from poise.cli.options import print_json
 from poise.cli.output import check_writable, show_notes, show_table, watching
+from poise.cli.outside import find_policy
 from poise.cli.parallel import spread, workers_for
 from poise.lab.analysis.statistics import KEYS, Average, Cell, Grid, averaged
 from poise.lab.analysis.summary import Summary
@@ -91,6 +92,7 @@ def sweep(trace: str, names: Sequence[str], asked: Sweep, html: Path | None, opt
     # Refuse before any work what would be refused in the middle of it. The lowest load takes the longest, and so has room
     # for the most outages; the last seed is the largest.
     for name in grid.policies:
+        find_policy(name)
         replace(request.experiment, policy=name).effective_policy()
     at_load(request, min(grid.loads))
     reseeded(trace, asked.seeds - 1)
