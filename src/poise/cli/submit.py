@@ -29,8 +29,16 @@ from poise.service.client.client import new_key
 from poise.service.client.shipping import SHIP_MIB, packed_folder
 from poise.service.client.streams import wait_for
 from poise.service.client.submission import completed_request, with_files
-from poise.service.wire.draft import JobDraft, Variant, array_of, current_folder, literal_words, parse_folder, sweep_of
-from poise.service.wire.jobfile import MOST_BYTES, parse_gang, parse_memory, parse_volume, read_draft, read_text
+from poise.service.wire.draft import Array, JobDraft, current_folder, literal_words, parse_array, parse_folder, sweep_of
+from poise.service.wire.jobfile import (
+    MOST_BYTES,
+    parse_gang,
+    parse_memory,
+    parse_volume,
+    read_draft,
+    read_text,
+)
+from poise.service.wire.moments import moment_from_now
 from poise.service.wire.request import (
     VARIABLE,
     JobRequest,
@@ -111,8 +119,13 @@ _OPTIONS = (
         help="UID of the job's processes.  [default: 0, which is root, whatever the image says]"),
     click.option("--pull-secret", "pull_secrets", multiple=True, metavar="NAME",
         help="Secret with which the image is fetched; repeat it for more."),
-    click.option("--array", type=int, metavar="N", help="N jobs; ARRAY_INDEX says which."),
+    click.option("--array", metavar="N", help="N jobs, or indices such as 0-99, 0-99:2 or 1,3; ARRAY_INDEX says which. "
+        "%CAP after it: at most CAP of them hold GPUs at once."),
     click.option("--sweep", multiple=True, metavar="NAME=A,B,...", help="A job for every combination of values."),
+    click.option("--after", multiple=True, metavar="JOB[:END]",
+        help="Wait for a job, or all jobs of an app. END: ended (the default), succeeded or failed. Repeatable."),
+    click.option("--begin", metavar="TIME", help="Do not run it before: 16:00, tomorrow, now+2h, 2026-11-20T16:00Z, ..."),
+    click.option("--finish-by", metavar="TIME", help="When it should be done, for policies that look at deadlines."),
     click.option("--hold", is_flag=True, default=None, help="Do not run it before `poise release`."),
 )  # fmt: skip
 job_options = with_options(_OPTIONS)
@@ -331,6 +344,8 @@ _FIELDS = (
 """Options that are fields of a request of the same name and value."""
 _PARSED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "duration": ("duration", parse_seconds),
+    "begin": ("begin", moment_from_now),
+    "finish_by": ("deadline", moment_from_now),
     "max_duration": ("max_duration", parse_seconds),
     "checkpoint_every": ("checkpoint.every", parse_seconds),
     "deadline": ("checkpoint.deadline", parse_seconds),
@@ -351,9 +366,10 @@ def _draft(file: str | None, command: tuple[str, ...], options: dict[str, Any]) 
     """What a file or a command says, overridden by the options."""
     written = _written(file, command)
     fields = _fields(options)
+    if (array := _array(options["array"], options["sweep"])) is not None:
+        fields["array_cap"] = array.cap
     found = written.overridden(fields, _variables(options["env_file"], options["env"]))
-    variants = _variants(options["array"], options["sweep"])
-    found = replace(found, variants=variants) if variants else found
+    found = found if array is None else replace(found, variants=array.variants)
     return completed(found) if JOB_NAME in written.env else found
 
 
@@ -396,6 +412,8 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
         fields |= _parsed("--gpus", options["gpus"], parse_gang)
     if options["types"]:
         fields["gpu_types"] = tuple(part.strip() for each in options["types"] for part in each.split(","))
+    if options["after"]:
+        fields["after"] = tuple(options["after"])
     if options["volumes"]:
         found = tuple(_parsed("--volume", each, parse_volume) for each in options["volumes"])
         volumes = _parsed("--volume", found, partial(_part_of_pod, "volumes"))
@@ -435,7 +453,7 @@ def _variables(files: Sequence[str], given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _variants(array: int | None, sweep: Sequence[str]) -> tuple[Variant, ...]:
+def _array(array: str | None, sweep: Sequence[str]) -> Array | None:
     values: dict[str, tuple[str, ...]] = {}
     for text in sweep:
         name, listed = _pair("--sweep", text, "V1,V2,...")
@@ -446,8 +464,8 @@ def _variants(array: int | None, sweep: Sequence[str]) -> tuple[Variant, ...]:
         raise RequestError("--array and --sweep do not go together; give the index as one more variable of the sweep")
     try:
         if sweep:
-            return sweep_of(values)
-        return () if array is None else array_of(array)
+            return Array(sweep_of(values), None)
+        return None if array is None else parse_array(array)
     except ValueError as error:
         raise RequestError(f"{'--sweep' if sweep else '--array'}: {error}") from None
 

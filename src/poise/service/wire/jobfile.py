@@ -23,7 +23,8 @@ import yaml
 from poise.scheduler.model.errors import RequestError, UnknownNameError, Where
 from poise.scheduler.model.units import parse_seconds
 from poise.service.wire import draft
-from poise.service.wire.draft import DraftSource, JobDraft, Variant, Word
+from poise.service.wire.draft import Array, DraftSource, JobDraft, Word
+from poise.service.wire.moments import moment_from_now
 from poise.service.wire.request import LEAST_MEMORY, MOST_GPUS, JobRequest
 
 MOST_BYTES = 256 << 10
@@ -154,7 +155,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "name": str, "tenant": str, "app": str, "model": str, "preemption": str, "replicas": str,
     "batch_size": _parse_whole, "micro_batches": _parse_whole, "priority": _parse_whole,
     "steps": _parse_number, "weight": _parse_number, "hold": _parse_truth, "image": str,
-    "duration": parse_seconds, "max_duration": parse_seconds,
+    "duration": parse_seconds, "max_duration": parse_seconds, "begin": moment_from_now, "deadline": moment_from_now,
 }  # fmt: skip
 _PARTS: dict[str, dict[str, Callable[[str], Any]]] = {
     "checkpoint": {"every": parse_seconds, "deadline": parse_seconds, "url": str},
@@ -170,7 +171,7 @@ _PARTS: dict[str, dict[str, Callable[[str], Any]]] = {
 }  # fmt: skip
 _LISTS = ("retry.exit_codes", "pod.volumes", "pod.pull_secrets")
 _GPU_KEYS = ("count", "any_of", "in_order", "memory")
-KEYS = ("run", "setup", "gpus", "env", "cwd", "venv", "array", "sweep", *_PARSERS, *_PARTS)
+KEYS = ("run", "setup", "gpus", "env", "cwd", "venv", "array", "sweep", "after", *_PARSERS, *_PARTS)
 """Every key that a job file may have."""
 
 
@@ -192,6 +193,8 @@ class _JobFile:
                 fields[key] = self._part(key, value)
             elif key == "gpus":
                 fields |= self._gpus(value)
+            elif key == "after":
+                fields[key] = self._items(key, value, str)
             elif key == "venv" and isinstance(value, str) and value.lower() in _NONE:
                 fields[key] = None
             elif key in ("cwd", "venv"):
@@ -199,7 +202,10 @@ class _JobFile:
         run, setup = (self._command(key, document[key]) if key in document else () for key in ("run", "setup"))
         env = self._keys("env", document["env"]) if "env" in document else {}
         variables = {name: self._parsed(f"env.{name}", value, str) for name, value in env.items()}
-        return JobDraft(run, setup, variables, fields, self._variants(document), self._source)
+        array = self._array(document)
+        if array.cap is not None:
+            fields["array_cap"] = array.cap
+        return JobDraft(run, setup, variables, fields, array.variants, self._source)
 
     def _part(self, key: str, value: Plain) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -229,18 +235,21 @@ class _JobFile:
             return draft.literal_words(self._items(key, value, str))
         return self._parsed(key, value, draft.parse_words)
 
-    def _variants(self, document: Mapping[str, Plain]) -> tuple[Variant, ...]:
+    def _array(self, document: Mapping[str, Plain]) -> Array:
         """The jobs of an array or a sweep."""
         if {"array", "sweep"} <= document.keys():
             problem = "a job is an array or a sweep, not both; give the index as one more variable of the sweep"
             raise self._source.error("array", problem)
         if "array" in document:
-            return self._parsed("array", document["array"], lambda text: draft.array_of(_parse_whole(text)))
+            value = document["array"]
+            listed = ",".join(self._items("array", value, str)) if isinstance(value, list) else value
+            return self._parsed("array", listed, draft.parse_array)
         if "sweep" not in document:
-            return ()
+            return Array((), None)
         found = self._keys("sweep", document["sweep"])
         try:
-            return draft.sweep_of({name: self._items(f"sweep.{name}", each, str) for name, each in found.items()})
+            values = {name: self._items(f"sweep.{name}", each, str) for name, each in found.items()}
+            return Array(draft.sweep_of(values), None)
         except ValueError as error:
             raise self._source.error("sweep", str(error)) from None
 

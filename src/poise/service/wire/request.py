@@ -23,6 +23,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, St
 from pydantic_core import PydanticKnownError
 
 from poise.scheduler.model.errors import UnknownNameError
+from poise.service.wire.moments import LATEST, format_moment
 
 MOST_ARGUMENTS = 1_000
 MOST_COMMAND = 64 << 10  # characters of a command, all arguments together
@@ -35,6 +36,8 @@ MOST_SECONDS = 10 * 365 * 86_400.0
 MOST_STEPS = 1e15
 MOST_JOBS = 1_000  # jobs of one submission
 MOST_VOLUMES = 64
+MOST_AFTER = 64  # terms of `after`, each of which may name many jobs
+MOST_AFTER_TERM = 4_000  # characters of one term
 
 FAST = FailFast()  # stop validating a list at its first wrong item: describing a megabyte of wrong items would take seconds
 
@@ -54,6 +57,29 @@ KeptAt = Annotated[str, StringConstraints(max_length=MOST_PLACE, pattern=_PLACE)
 JobPlace = Annotated[str, StringConstraints(max_length=MOST_PLACE + 250, pattern=_PLACE)]
 """Where those of one job are: `relay`, or a directory below the place."""
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class AfterEnd(StrEnum):
+    """How jobs have to end before a job that waits for them may start.
+
+    ENDED       they have ended, in whatever way
+    SUCCEEDED   all of them have succeeded
+    FAILED      all of them have ended, and at least one of them failed or was cancelled
+    """
+
+    ENDED = "ended"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+_AFTER = rf"^{NAME}(,{NAME})*(:({'|'.join(AfterEnd)}))?$"
+After = Annotated[str, StringConstraints(max_length=MOST_AFTER_TERM, pattern=_AFTER)]
+"""`17`, `17:succeeded`, `17,20-29:failed`: which jobs to wait for, by ids and ranges of ids, and how they have to end.
+
+The client puts ids in the place of names.
+"""
+Moment = Annotated[float, Field(ge=0, le=LATEST)]
+"""A timestamp: seconds since 1970."""
 
 
 class PreemptionMode(StrEnum):
@@ -261,6 +287,9 @@ class JobRequest(Wire):
     model          what it trains, as throughput tables name it; jobs of one model are believed to be equally fast
     micro_batches  tasks that a step divides into; such a job runs on any mix of GPUs
     max_duration   seconds of running after which it is stopped for good
+    after          jobs that have to end before it may start;  begin: a moment before which it does not start
+    deadline       moment by which it should be done, for policies that look at deadlines; nothing ends it then
+    array_cap      how many jobs of its array, those of one submission with its `app`, may hold GPUs at once
     image          container image that it runs in, if the service runs jobs on Kubernetes;  pod: what its pods ask for
     pods           of a job that was created in Kubernetes, by others: which pods it is. Only the service itself says so
     """
@@ -291,6 +320,10 @@ class JobRequest(Wire):
     retry: RetrySpec = RetrySpec()
     limits: Limits = Limits()
     max_duration: Seconds | None = None
+    after: Annotated[tuple[After, ...], FAST, Field(max_length=MOST_AFTER)] = ()
+    begin: Moment | None = None
+    deadline: Moment | None = None
+    array_cap: Annotated[int, Field(ge=1, le=MOST_JOBS)] | None = None
     hold: bool = False
     image: Image | None = None
     pod: PodOptions = PodOptions()
@@ -317,6 +350,8 @@ class JobRequest(Wire):
             raise ValueError("micro_batches: a job that divides takes any number of GPUs; ask for one number, not a range")
         if self.files is not None and self.cwd is not None:
             raise ValueError("cwd: the job runs in the files that were shipped; leave it out")
+        if self.deadline is not None and self.begin is not None and self.deadline <= self.begin:
+            raise ValueError(f"deadline: expected a moment after begin, which is {format_moment(self.begin)}")
         if self.pods is not None and self.pods.size * self.pods.gpus != self.gpus:
             raise ValueError("pods: they have other GPUs than the job")
         return self
@@ -338,6 +373,14 @@ _NAMES = {"name", "tenant", "app", "gpu_types"}
 _PARTS: dict[str, type[Wire]] = {"checkpoint": Checkpoint, "retry": RetrySpec, "limits": Limits, "pod": PodOptions}
 _BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
 _SHOWN = 60  # characters of a wrong value that a message repeats
+_EXPECTED_TEXTS = {
+    "key": "8 to 64 letters, digits, `_` and `-`",
+    "checkpoint": f"`{RELAY}`, an absolute path that all nodes share, or a URL such as s3://bucket/folder",
+    "image": EXPECTED_IMAGE,
+    "pod": "a name of Kubernetes: small letters, digits, `-` and `.`",
+    "after": "ids or names of jobs, and ended, succeeded or failed, such as 17, 17:succeeded or 17,20-29:failed",
+    "files": "a SHA-256, 64 digits from 0 to f",
+}
 _UNPRINTABLE = "a character in it cannot be passed on"
 
 
@@ -387,16 +430,8 @@ def _expectation(first: Any, path: Sequence[str]) -> str:  # noqa: ANN401 - pyda
 def _expected_text(kind: str, field: str) -> str:
     if field in _NAMES:
         return "letters, digits, `.`, `_` and `-`, at most 64, the first a letter or a digit"
-    if field == "key":
-        return "8 to 64 letters, digits, `_` and `-`"
-    if field == "checkpoint":
-        return f"`{RELAY}`, an absolute path that all nodes share, or a URL such as s3://bucket/folder"
-    if field == "image":
-        return EXPECTED_IMAGE
-    if field == "pod":
-        return "a name of Kubernetes: small letters, digits, `-` and `.`"
-    if field == "files":
-        return "a SHA-256, 64 digits from 0 to f"
+    if field in _EXPECTED_TEXTS:
+        return _EXPECTED_TEXTS[field]
     if kind == "string_pattern_mismatch":
         return "an absolute path" if field in ("cwd", "venv") else _UNPRINTABLE
     return "a text that is neither empty nor too long" if kind in ("string_too_long", "string_too_short") else "text"
