@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -282,16 +283,135 @@ def test_a_job_that_is_not_there_gets_the_nearest_that_are(verb: str, api: Api) 
     assert "is no name of a job" in poise(verb, "../x").refusal
 
 
+def put(api: Api, job: str, name: str, state: JobState = JobState.PENDING, tenant: str = "mine") -> None:
+    api.engine.jobs[job] = Kept(tenant, JobRequest(command=("x",), name=name), state)
+
+
 @pytest.mark.parametrize("verb", OF_A_JOB)
-def test_a_job_may_be_given_by_its_name_if_no_other_is_called_so(verb: str, api: Api) -> None:
+@pytest.mark.parametrize("word", ["resnet50", "res"])
+def test_a_job_may_be_given_by_its_name_or_how_that_begins_if_it_is_one_job(verb: str, word: str, api: Api) -> None:
     done = JobState.SUCCEEDED if verb == "wait" else JobState.PENDING
-    api.engine.jobs["a17"] = Kept("mine", JobRequest(command=("x",), name="resnet50"), done)
-    assert poise(verb, "resnet50").out == poise(verb, "a17").out != ""
-    api.engine.jobs["a18"] = Kept("mine", JobRequest(command=("x",), name="resnet50"), JobState.FAILED)
-    said = poise(verb, "resnet50").refusal
-    assert (
-        said == f"several jobs are called 'resnet50': a17 ({api.engine.jobs['a17'].state}), a18 (FAILED); give the id of one"
+    put(api, "a17", "resnet50", done)
+    assert poise(verb, word).out == poise(verb, "a17").out != ""
+    put(api, "a17", "resnet50", done)
+    put(api, "a18", "resnet50", done)
+    before = dict(api.engine.jobs)
+    what = "several jobs are called 'resnet50'" if word == "resnet50" else "names of 2 jobs begin with 'res'"
+    advice = "give the id of one" if word == "resnet50" else "give more of the name, or the id of one"
+    ids = f"a17 ({done}), a18 ({done})" if word == "resnet50" else f"a17 resnet50 ({done}), a18 resnet50 ({done})"
+    assert poise(verb, word).refusal == f"{what}: {ids}; {advice}"
+    assert api.engine.jobs == before, "nothing is done to any of them"
+
+
+def test_whole_names_come_before_beginnings_live_jobs_before_ended_ones_and_ones_own_before_others(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(word: str) -> str:
+        return str(poise("show", word, "--json").json["job"]["id"])
+
+    put(api, "a1", "fit-long", JobState.RUNNING)
+    put(api, "a2", "fit", JobState.FAILED)
+    assert found("fit") == "a2"
+    assert found("fi") == "a1"
+    put(api, "a3", "fit", JobState.PENDING, "theirs")
+    assert found("fit") == "a3"
+    as_role(api, monkeypatch, "user")
+    put(api, "a4", "fit", JobState.PENDING, "mine")
+    assert found("fit") == "a4"
+    assert found("fit-") == "a1"
+    as_role(api, monkeypatch, "admin")
+    assert "a3 (PENDING), a4 (PENDING)" in poise("show", "fit").refusal
+
+
+def test_a_number_is_an_id_and_no_beginning_of_a_name(api: Api) -> None:
+    put(api, "a1", "17-rates")
+    assert poise("cancel", "17").refusal.startswith("there is no job '17'")
+    assert poise("show", "17-", "--json").json["job"]["id"] == "a1"
+
+
+def test_of_many_jobs_that_could_be_meant_some_are_named(api: Api) -> None:
+    for number in range(30):
+        put(api, f"a{number}", f"fit-{number}")
+    said = poise("cancel", "fit").refusal
+    assert said.startswith("names of 30 jobs begin with 'fit': a0 fit-0 (PENDING), a1 fit-1 (PENDING), ")
+    assert said.endswith(", a9 fit-9 (PENDING), …; give more of the name, or the id of one")
+    assert not any(kept.state.is_final for kept in api.engine.jobs.values())
+
+
+def test_all_jobs_are_those_of_ones_own_tenant_or_for_operators_of_all(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(api, "a1", "one", JobState.RUNNING)
+    put(api, "a2", "two", JobState.SUCCEEDED)
+    as_role(api, monkeypatch, "user")
+    assert poise("cancel", "--state", "running").out == "1 job RUNNING of tenant mine cancelled\n"
+    assert poise("cancel", "--all", "--json").json == {"tenant": "mine", "jobs": 1}
+    assert poise("cancel", "--all").refusal == "there are no jobs of tenant mine that have not ended"
+    assert poise("cancel", "--all", "--tenant", "theirs").refusal.endswith("only operators may do that")
+    as_role(api, monkeypatch, "operator")
+    assert poise("cancel", "--state", "pending").refusal == (
+        "an operator says whose jobs are meant: --tenant NAME, or --all for those of all tenants"
     )
+    assert poise("cancel", "--all", "--state", "pending,paused").out == "1 job PENDING or PAUSED of all tenants cancelled\n"
+    assert {job: kept.state.value for job, kept in api.engine.jobs.items()} == {
+        "job-0": "CANCELLED", "job-1": "CANCELLED", "a1": "CANCELLED", "a2": "SUCCEEDED",
+    }  # fmt: skip
+
+
+def test_jobs_of_an_app_in_some_states_are_one_command(api: Api) -> None:
+    assert poise("submit", "--app", "sweep", "--array", "3", "--", "x").code == 0
+    api.engine.jobs["job-3"] = replace(api.engine.jobs["job-3"], state=JobState.RUNNING)
+    said = poise("cancel", "--app", "sweep", "--state", "pending", "--tenant", "admins")
+    assert said.out == "2 jobs PENDING of app sweep of tenant admins cancelled\n"
+    assert api.engine.jobs["job-3"].state is JobState.RUNNING
+    assert api.engine.jobs["job-0"].state is JobState.PENDING
+
+
+@pytest.mark.parametrize(("role", "verb"), [("operator", "cancel"), ("operator", "hold"), ("user", "cancel")])
+def test_whoever_sits_at_a_terminal_is_asked_before_all_jobs_are_meant(
+    role: str, verb: str, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_role(api, monkeypatch, role)
+    monkeypatch.setattr("poise.cli.control.can_ask", lambda: True)
+    before = dict(api.engine.jobs)
+    done = {"cancel": "cancelled", "hold": "held"}[verb]
+    asked = "1 job of tenant mine" if role == "user" else "2 jobs of all tenants"
+    said = poise(verb, "--all", stdin=b"n\n")
+    assert (said.code, said.out) == (1, "")
+    assert said.err.endswith(f"{verb.capitalize()} {asked}? [y/N]: poise: nothing was {done}\n")
+    assert api.engine.jobs == before
+    assert poise(verb, "--all", "--yes").code == 0
+    assert api.engine.jobs != before
+
+
+def test_hold_and_release_take_the_jobs_of_a_choice_that_they_change(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(api, "a1", "one", JobState.RUNNING)
+    as_role(api, monkeypatch, "user")
+    assert poise("hold", "--state", "running").out == "a1 PAUSED\n"
+    assert poise("release", "--all").refusal == "there are no jobs of tenant mine that are held"
+    assert poise("hold", "--all").out == "job-0 PAUSED\na1 PAUSED\n"
+
+
+WRONG_CHOICES = {
+    "17 --all": "--all chooses jobs by what they have in common; leave 17 out, or --all",
+    "17 18 --state pending": "--state chooses jobs by what they have in common; leave 17 18 out, or --state",
+    "--state": "Option '--state' requires an argument.",
+    "--state ended": "unknown state 'ended'; ",
+    "--state held": "unknown state 'held'; ",
+    "--state PENDING,": "unknown state ''; ",
+    "--state failed": "--state failed: nothing can be done to jobs that have ended; expected pending, starting, ",
+    "--all --state running": "there are no jobs RUNNING of all tenants that",
+    "--all --app nosuch": "there are no jobs of app nosuch of all tenants that",
+    "--state pending --app nosuch --tenant mine": "there are no jobs PENDING of app nosuch of tenant mine that",
+    "--all --tenant ../x": "tenant: ",
+    "": "name a job, several, an app with --app, or take --all",
+}
+
+
+@pytest.mark.parametrize("verb", ["cancel", "hold", "release"])
+@pytest.mark.parametrize("words", WRONG_CHOICES)
+def test_choices_that_make_no_sense_are_refused_in_one_line_and_change_nothing(words: str, verb: str, api: Api) -> None:
+    before = dict(api.engine.jobs)
+    assert WRONG_CHOICES[words] in poise(verb, *words.split()).refusal
+    assert api.engine.jobs == before
 
 
 def test_what_happened_to_a_job_is_told_by_its_name_as_well(api: Api) -> None:
@@ -387,7 +507,7 @@ def test_wishes_are_for_one_job_several_or_an_app(api: Api) -> None:
         {"job": "job-3", "state": "CANCELLED"},
     ]
     assert poise("cancel", "--app", "tuning").refusal == "the app 'tuning' has no jobs that have not ended"
-    assert poise("cancel").refusal == "name a job, several, or an app with --app"
+    assert poise("cancel").refusal == "name a job, several, an app with --app, or take --all"
 
 
 @pytest.mark.parametrize("verb", ["cancel", "hold", "release"])
@@ -411,7 +531,7 @@ def test_an_app_that_several_tenants_have_is_that_of_the_user_or_of_the_tenant_t
     as_role(api, monkeypatch, "user")
     assert wished() == ["job-2", "job-4"]
     alone = {"cancel": "--tenant names all jobs of a tenant; leave the others out"}
-    want = alone.get(verb, "--tenant mine says whose app is meant; name the app with --app")
+    want = alone.get(verb, "--tenant mine says whose app is meant; name the app with --app, or add --all")
     assert poise(verb, "job-0", "--tenant", "mine").refusal == want
 
 

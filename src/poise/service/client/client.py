@@ -27,7 +27,6 @@ from poise.service.wire.views import CommandResult, EventPage, EventRow, JobStat
 
 Found = TypeVar("Found")
 
-MOST_NAMED = 11  # jobs of one name that are looked for: one more than are listed
 PATIENCE = 15.0  # seconds for which a request is sent again while the server is away: a restart takes less
 
 
@@ -204,8 +203,12 @@ class Client:
         return JobHandle(self, job)
 
     def find(self, job: str) -> str:
-        """The id of a job, given by its id or its name; RequestError if there is none, or several have the name."""
+        """The id of a job, given by its id, its name, or how its name begins; RequestError unless that is one job."""
         return self.show(job).job.id
+
+    def called(self, word: str) -> views.JobsCalled:
+        """The jobs that have this name, or else whose names begin so; `show` and the others take it if that is one."""
+        return self._link.get(views.JobsCalled, f"/v1/names/{_checked(word)}")
 
     def wait(self, jobs: Sequence[str], *, timeout: float | None = None) -> dict[str, JobState]:
         """The final state of each job, once all have one; WaitTimeoutError after `timeout` seconds."""
@@ -222,11 +225,7 @@ class Client:
         offset: int = 0,
     ) -> views.QueuePage:
         """Jobs in scheduling order; without states, those that have not ended."""
-        given = [states] if isinstance(states, str) else list(map(str, states))
-        for word in given:
-            if word.upper() not in JobState.__members__:
-                raise UnknownNameError("state", word, list(JobState))
-        words = [word.upper() for word in given] or None
+        words = _states(states) or None
         asked = {"tenant": tenant, "app": app, "name": name}
         return self._link.get(views.QueuePage, "/v1/jobs", state=words, **asked, limit=limit, offset=offset)
 
@@ -263,9 +262,17 @@ class Client:
         """Cancel a job."""
         return self._command(job, "cancel")
 
-    def cancel_all(self, tenant: str) -> views.CancelledJobs:
-        """Cancel all jobs of a tenant that have not ended; only operators may cancel those of other tenants."""
-        return self._link.send(views.CancelledJobs, "POST", f"/v1/tenants/{_name('tenant', tenant)}/cancel")
+    def cancel_all(
+        self, tenant: str | None, *, app: str | None = None, states: Sequence[JobState | str] = ()
+    ) -> views.CancelledJobs:
+        """Cancel all jobs of a tenant that have not ended, or those of an app, or in some states.
+
+        Only operators may cancel those of other tenants, and of all tenants (None).
+        """
+        if tenant is not None and app is None and not states:
+            return self._link.send(views.CancelledJobs, "POST", f"/v1/tenants/{_name('tenant', tenant)}/cancel")
+        body = validated(views.Cancellation, tenant=tenant, app=app, states=tuple(map(JobState, _states(states))))
+        return self._link.send(views.CancelledJobs, "POST", "/v1/cancellations", body)
 
     def hold(self, job: str) -> CommandResult:
         """Keep a job from running until it is released. If it runs, it is preempted as soon as that loses no work."""
@@ -366,18 +373,16 @@ class Client:
         except ServerRefusedError as error:
             if error.code != NOT_FOUND:
                 raise
-            # The one job of this name, unless there is none, or the server is too old to look for it.
+            # The one job that is called so, unless there is none, or the server is too old to look for it.
             try:
-                rows = self.queue(states=list(JobState), name=given, limit=MOST_NAMED).jobs
+                found = self.called(given)
             except ServerRefusedError:
-                rows = ()
-            if len(rows) > 1:
-                ids = ", ".join(f"{row.id} ({row.state})" for row in rows[: MOST_NAMED - 1])
-                more = ", …" if len(rows) == MOST_NAMED else ""
-                raise RequestError(f"several jobs are called {given!r}: {ids}{more}; give the id of one") from None
-            if not rows or rows[0].id == given:
+                raise error from None
+            if not found.jobs or found.jobs[0].id == given:
                 raise
-        return ask(rows[0].id)
+            if found.total > 1:
+                raise RequestError(_ambiguous(given, found)) from None
+        return ask(found.jobs[0].id)
 
     def _stream(self, job: str, ask: Callable[[str], Iterator[Found]]) -> Iterator[Found]:
         """A stream about a job that is given by its id or its name."""
@@ -387,6 +392,25 @@ class Client:
             return chain(list(islice(parts, 1)), parts)  # an unknown job is refused with the first item
 
         yield from self._named(job, begin)
+
+
+def _states(given: Sequence[JobState | str] | str) -> list[str]:
+    """States as the server names them; `running` will do."""
+    words = [given] if isinstance(given, str) else list(map(str, given))
+    for word in words:
+        if word.upper() not in JobState.__members__:
+            raise UnknownNameError("state", word, list(JobState))
+    return [word.upper() for word in words]
+
+
+def _ambiguous(word: str, found: views.JobsCalled) -> str:
+    """Say which jobs a word could mean."""
+    more = ", …" if found.total > len(found.jobs) else ""
+    if found.exact:
+        ids = ", ".join(f"{job.id} ({job.state})" for job in found.jobs)
+        return f"several jobs are called {word!r}: {ids}{more}; give the id of one"
+    ids = ", ".join(f"{job.id} {job.name} ({job.state})" for job in found.jobs)
+    return f"names of {found.total:,} jobs begin with {word!r}: {ids}{more}; give more of the name, or the id of one"
 
 
 def new_key() -> str:

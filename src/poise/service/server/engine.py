@@ -247,7 +247,7 @@ class ServiceEngine:
                 match item:
                     case api.SubmitJobs():
                         left -= len(item.submission.jobs)
-                    case api.CancelTenant():
+                    case api.CancelJobs():
                         left -= CANCELLED_AT_ONCE
                     case NodeReport():
                         pass  # all nodes that have joined are one chapter, which takes the core through all jobs

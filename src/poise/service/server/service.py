@@ -17,6 +17,7 @@ from poise.service.server import service_api as api
 from poise.service.server.engine import ServiceEngine
 from poise.service.server.event_log import EventReader
 from poise.service.server.explain import ended_reason, reason_counts, reason_of, why
+from poise.service.server.naming import LATEST, meant, names_of
 from poise.service.server.queue_view import nodes, page_of, positions, shares
 from poise.service.server.records import JobRecord
 from poise.service.server.service_api import JobFilter, RefusalCode, RequestRefusedError, Verb, fulfil
@@ -73,9 +74,9 @@ class LiveService:
         """Take a piece of an archive."""
         return self._engine.deps.files.receive(tenant, sha256, piece, self._reader().shipped_files)
 
-    def cancel_all(self, by: Account, tenant: str) -> "Future[views.CancelledJobs]":
-        """Cancel all jobs of a tenant."""
-        command = api.CancelTenant(by, tenant)
+    def cancel_all(self, by: Account, wanted: JobFilter) -> "Future[views.CancelledJobs]":
+        """Cancel all these jobs."""
+        command = api.CancelJobs(by, wanted)
         self._engine.put(command)
         return command.reply
 
@@ -132,6 +133,14 @@ class LiveService:
             counts += reader.ended_counts(wanted)
             counts -= Counter(each.state.value for each in ended if each.job.id in listed)
         return views.QueuePage(jobs=tuple(rows), total=counts.total(), counts=dict(counts))
+
+    def called(self, word: str, tenant: str) -> views.JobsCalled:
+        """The jobs that are meant by this word in the place of a name."""
+        with self._engine.lock:
+            there = names_of(self._engine.state, word)
+        listed = {each.id for each in there}  # some of these may have ended since
+        ended = (each for each in self._reader().ended_called(word, LATEST) if each.id not in listed)
+        return meant([*there, *ended], word, tenant)
 
     def _live_row(self, record: JobRecord, position: int | None) -> views.JobRow:
         state, now = self._engine.state, self._engine.clock.now()
