@@ -17,7 +17,7 @@ from poise.scheduler.policies.catalogue import policy_named
 from poise.service.server.accounts import TokenStore
 from poise.service.server.http.app import create_app
 from poise.service.server.http.guard import ApiOptions
-from poise.service.server.naming import meant
+from poise.service.server.naming import Candidate, meant
 from poise.service.server.service_api import JobFilter, RefusalCode, RequestRefusedError, Verb
 from poise.service.wire.request import JobRequest, Submission, notes_on
 from poise.service.wire.views import (
@@ -33,7 +33,6 @@ from poise.service.wire.views import (
     JobsCalled,
     JobState,
     Log,
-    NamedJob,
     NewToken,
     NodeCondition,
     NodeList,
@@ -133,10 +132,7 @@ class FakeEngine:
 
     def called(self, word: str, tenant: str) -> JobsCalled:
         self._may_fail()
-        named = [
-            NamedJob(id=job, name=kept.request.name or job, tenant=kept.tenant, state=kept.state)
-            for job, kept in self.jobs.items()
-        ]
+        named = [Candidate(job, kept.request.name or job, kept.tenant, kept.state) for job, kept in self.jobs.items()]
         return meant(named, word, tenant)
 
     def queue(self, wanted: JobFilter, *, limit: int, offset: int) -> QueuePage:

@@ -19,8 +19,8 @@ from poise.cli.app import VERBS, poise
 from poise.scheduler.model.errors import PoiseError, RequestError
 from poise.service.backends.kubernetes import names
 from poise.service.client import Client
-from poise.service.server.naming import meant
-from poise.service.wire.views import NamedJob
+from poise.service.server.naming import Candidate, meant
+from poise.service.wire.views import JobState
 
 FAKE = """#!{python}
 import json, pathlib, sys
@@ -102,9 +102,10 @@ class Service:
             ]
             return httpx.Response(200, json={"jobs": rows, "total": len(rows), "counts": {}})
         if request.url.path.startswith("/v1/names/"):
-            named = [{name: each["job"][name] for name in ("id", "name", "tenant", "state")} for each in self._jobs.values()]
-            word = request.url.path.rpartition("/")[2]
-            return httpx.Response(200, content=meant([NamedJob(**each) for each in named], word, "t").model_dump_json())
+            rows = [each["job"] for each in self._jobs.values()]
+            named = [Candidate(row["id"], row["name"], row["tenant"], JobState(row["state"])) for row in rows]
+            answer = meant(named, request.url.path.rpartition("/")[2], "vision")
+            return httpx.Response(200, content=answer.model_dump_json())
         found = self._jobs.get(request.url.path.rpartition("/")[2])
         return problem(404, "not-found", "there is no such job") if found is None else httpx.Response(200, json=found)
 

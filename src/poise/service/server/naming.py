@@ -5,10 +5,11 @@ that has not ended before one that has; then a job of the asking tenant before t
 beginning of a name, so that a mistyped id never meets a job that was not meant.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from poise.service.server.service_state import ServiceState
-from poise.service.wire.views import JobsCalled, NamedJob
+from poise.service.server.records import JobRecord
+from poise.service.wire.views import JobsCalled, JobState, NamedJob
 
 LATEST = 10_000
 """Jobs that have ended among which a name is looked for, the latest: no question may read all that ever were."""
@@ -16,20 +17,30 @@ MOST_NAMED = 10
 """Jobs that an answer lists."""
 
 
-def names_of(state: ServiceState, word: str) -> list[NamedJob]:
-    """The jobs in memory whose names begin with a word, in order of submission. Called under the engine's lock."""
+class Candidate(NamedTuple):
+    """A job that a word may mean."""
+
+    id: str
+    name: str
+    tenant: str
+    state: JobState
+
+
+def candidates(records: Iterable[JobRecord], word: str) -> list[Candidate]:
+    """Those of these jobs whose names begin with a word."""
     return [
-        NamedJob(id=job, name=record.name, tenant=record.job.tenant, state=record.state)
-        for job, record in state.records.items()
+        Candidate(record.job.id, record.name, record.job.tenant, record.state)
+        for record in records
         if record.name.startswith(word)
     ]
 
 
-def meant(jobs: Sequence[NamedJob], word: str, tenant: str) -> JobsCalled:
+def meant(jobs: Sequence[Candidate], word: str, tenant: str) -> JobsCalled:
     """Those of these jobs that a word means to somebody of a tenant: one, several that are alike, or none."""
     exact = [job for job in jobs if job.name == word]
     beginning = [] if exact or word.isdecimal() else [job for job in jobs if job.name.startswith(word)]
     alike = exact or beginning
     alike = [job for job in alike if not job.state.is_final] or alike
     alike = [job for job in alike if job.tenant == tenant] or alike
-    return JobsCalled(jobs=tuple(alike[:MOST_NAMED]), total=len(alike), exact=bool(exact))
+    listed = tuple(NamedJob(**job._asdict()) for job in alike[:MOST_NAMED])
+    return JobsCalled(jobs=listed, total=len(alike), exact=bool(exact))

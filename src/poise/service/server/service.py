@@ -17,7 +17,7 @@ from poise.service.server import service_api as api
 from poise.service.server.engine import ServiceEngine
 from poise.service.server.event_log import EventReader
 from poise.service.server.explain import ended_reason, reason_counts, reason_of, why
-from poise.service.server.naming import LATEST, meant, names_of
+from poise.service.server.naming import LATEST, Candidate, candidates, meant
 from poise.service.server.queue_view import nodes, page_of, positions, shares
 from poise.service.server.records import JobRecord
 from poise.service.server.service_api import JobFilter, RefusalCode, RequestRefusedError, Verb, fulfil
@@ -137,9 +137,11 @@ class LiveService:
     def called(self, word: str, tenant: str) -> views.JobsCalled:
         """The jobs that are meant by this word in the place of a name."""
         with self._engine.lock:
-            there = names_of(self._engine.state, word)
+            records = tuple(self._engine.state.records.values())
+        there = candidates(records, word)
         listed = {each.id for each in there}  # some of these may have ended since
-        ended = (each for each in self._reader().ended_called(word, LATEST) if each.id not in listed)
+        rows = self._reader().ended_called(word, LATEST)
+        ended = (Candidate(*row[:-1], views.JobState(row[-1])) for row in rows if row[0] not in listed)
         return meant([*there, *ended], word, tenant)
 
     def _live_row(self, record: JobRecord, position: int | None) -> views.JobRow:

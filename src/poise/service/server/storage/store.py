@@ -44,7 +44,7 @@ from poise.service.server.storage.schema import FILE, UNREADABLE, checksum, deco
 from poise.service.server.storage.sidecar import JournalEnd, JournalMark, Reserve
 from poise.service.server.storage.state_dir import open_private
 from poise.service.wire.request import JobRequest, Submission
-from poise.service.wire.views import Account, JobState, NamedJob
+from poise.service.wire.views import Account, JobState
 
 LARGEST_CHECKED = 512 << 20
 """Bytes of a journal whose pages are all checked before it is used, which takes about a second per 400 MB."""
@@ -481,13 +481,12 @@ class Reader:
         )
         return [StoredJob.of(*row) for row in rows]
 
-    def ended_called(self, word: str, most: int) -> list[NamedJob]:
-        """Jobs whose names begin with a word, of those that ended last, this many; the latest first."""
+    def ended_called(self, word: str, most: int) -> list[tuple[str, str, str, str]]:
+        """Id, name, tenant and state of the jobs whose names begin so, among those that ended last; the latest first."""
         latest = f"SELECT id, {_NAME} AS name, tenant, state FROM jobs WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT ?"
         rows = self._db.execute(f"SELECT * FROM ({latest}) WHERE substr(name, 1, ?) = ?", (most, len(word), word))
         # What is damaged may be anything.
-        whole = (row for row in rows if all(isinstance(each, str) for each in row) and row[3] in JobState.__members__)
-        return [NamedJob(id=job, name=name, tenant=tenant, state=JobState(state)) for job, name, tenant, state in whole]
+        return [row for row in rows if all(isinstance(each, str) for each in row) and row[3] in JobState.__members__]
 
     def ended_counts(self, wanted: JobFilter) -> Counter[str]:
         """Number of jobs that have ended, by their final state."""
