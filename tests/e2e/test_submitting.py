@@ -82,7 +82,7 @@ def test_a_virtual_environment_that_is_gone_when_the_job_starts_is_what_it_fails
 def test_a_poise_called_by_its_path_brings_its_environment_unless_another_is_active(a_service: Started, venv: Path) -> None:
     a_service(*TWO_GPUS).up()
     for active, found in (("", sys.prefix), (str(venv), str(venv))):
-        said = poise_apart("submit", "--dry-run", "--", "x", PATH=os.defpath, VIRTUAL_ENV=active, CONDA_PREFIX="")
+        said = poise_apart("submit", "--dry-run", "--json", "--", "x", PATH=os.defpath, VIRTUAL_ENV=active, CONDA_PREFIX="")
         assert said.json["venv"] == found
 
 

@@ -69,7 +69,7 @@ def test_every_option_of_submit_is_a_field_of_the_request(api: Api) -> None:
     words = (
         "--gpus 1..4 --replicas gpu --steps 1e3 --duration 2h --model ResNet-50 --batch-size 64 --tenant vision",
         "--app tuning --weight 2 --priority -3 --preemption restart --checkpoint-every 10m --deadline 30s --retries 3",
-        "--max-duration 1d --hold --cwd /data",
+        "--max-duration 1d --hold --cwd /data --export none",
     )
     options = " ".join(words).split()
     assert poise("submit", *options, "--json", "--", "python", "x.py").json == {"jobs": ["job-2"]}
@@ -79,6 +79,7 @@ def test_every_option_of_submit_is_a_field_of_the_request(api: Api) -> None:
             "duration": 7_200.0, "model": "ResNet-50", "batch_size": 64, "tenant": "vision", "app": "tuning", "weight": 2.0,
             "priority": -3, "preemption": "restart", "checkpoint": {"every": 600.0, "deadline": 30.0},
             "retry": {"on_errors": 3}, "max_duration": 86_400.0, "hold": True, "cwd": "/data",
+            "export": "none",
         }
     )  # fmt: skip
 
@@ -128,13 +129,13 @@ def test_a_script_of_slurms_is_submitted_with_its_arguments_and_notes(api: Api, 
 
 def test_an_array_of_a_script_of_slurms_has_slurms_variables_whoever_asks_for_it(api: Api, tmp_path: Path) -> None:
     (tmp_path / "s.sbatch").write_text("#!/bin/bash\n#SBATCH --gpus=1\n#SBATCH --array=5-9\necho $SLURM_ARRAY_TASK_ID\n")
-    jobs = [each["env"] for each in poise("submit", "--dry-run", "--array", "3", "s.sbatch").json]
+    jobs = [each["env"] for each in poise("submit", "--dry-run", "--json", "--array", "3", "s.sbatch").json]
     assert [job["SLURM_ARRAY_TASK_ID"] for job in jobs] == [job["ARRAY_INDEX"] for job in jobs] == ["0", "1", "2"]
     shared = ("SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX")
     assert {tuple(job[name] for name in shared) for job in jobs} == {("3", "0", "2")}
-    jobs = [each["env"] for each in poise("submit", "--dry-run", "--sweep", "LR=1,2", "s.sbatch").json]
+    jobs = [each["env"] for each in poise("submit", "--dry-run", "--json", "--sweep", "LR=1,2", "s.sbatch").json]
     assert [(job["LR"], "SLURM_ARRAY_TASK_ID" in job) for job in jobs] == [("1", False), ("2", False)]
-    jobs = [each["env"] for each in poise("submit", "--dry-run", "--array", "2", "--", "fit").json]
+    jobs = [each["env"] for each in poise("submit", "--dry-run", "--json", "--array", "2", "--", "fit").json]
     assert not any("SLURM_ARRAY_TASK_ID" in job for job in jobs)
 
 
@@ -146,9 +147,10 @@ def test_a_script_of_slurms_without_gpus_is_told_what_it_gets_if_nobody_says_so(
 
 def test_a_dry_run_sends_nothing_and_needs_no_server(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Client, "from_config", None)
-    found = poise("submit", "--dry-run", "-g", "2", "--", "fit").json
+    found = poise("submit", "--dry-run", "--json", "-g", "2", "--", "fit").json
     assert (found["command"], found["gpus"]) == (["fit"], 2)
-    assert [each["env"]["X"] for each in poise("submit", "--dry-run", "--sweep", "X=1,2", "--", "fit").json] == ["1", "2"]
+    sweep = poise("submit", "--dry-run", "--json", "--sweep", "X=1,2", "--", "fit").json
+    assert [each["env"]["X"] for each in sweep] == ["1", "2"]
     assert len(api.engine.jobs) == 2
 
 
@@ -456,15 +458,15 @@ def test_the_virtual_environment_of_the_shell_is_sent_and_shown(
     assert f"\nruns in the virtual environment {venv} (--no-venv: in none)\n" in said
     assert f"virtual env  {venv}" in poise("show", "job-2").out
     assert poise("submit", "--json", "--", "x").json == {"jobs": ["job-3"], "venv": str(venv)}
-    assert poise("submit", "--dry-run", "--", "x").json["venv"] == str(venv)
+    assert poise("submit", "--dry-run", "--json", "--", "x").json["venv"] == str(venv)
     (tmp_path / "s.sbatch").write_text("#!/bin/bash\n#SBATCH --gpus=1 --array=0-1\npython x.py\n")
-    assert [each["venv"] for each in poise("submit", "--dry-run", "s.sbatch").json] == [str(venv)] * 2
+    assert [each["venv"] for each in poise("submit", "--dry-run", "--json", "s.sbatch").json] == [str(venv)] * 2
     assert "virtual" not in poise("submit", "--no-venv", "--", "x").out
     (tmp_path / "none.yaml").write_text("run: x\nvenv: none\n")
     (tmp_path / "other.yaml").write_text("run: x\nvenv: other\n")
-    assert "venv" not in poise("submit", "--dry-run", "none.yaml").json
-    assert poise("submit", "--dry-run", "other.yaml").json["venv"] == str(tmp_path / "other")
-    assert poise("submit", "--dry-run", "none.yaml", "--venv", "mine").json["venv"] == str(tmp_path / "mine")
+    assert "venv" not in poise("submit", "--dry-run", "--json", "none.yaml").json
+    assert poise("submit", "--dry-run", "--json", "other.yaml").json["venv"] == str(tmp_path / "other")
+    assert poise("submit", "--dry-run", "--json", "none.yaml", "--venv", "mine").json["venv"] == str(tmp_path / "mine")
 
 
 def test_a_priority_is_noted_to_have_no_effect(api: Api) -> None:

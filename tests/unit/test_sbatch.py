@@ -142,7 +142,25 @@ def test_what_means_nothing_here_is_left_out_with_a_note(tmp_path: Path) -> None
     assert notes(tmp_path, "--ntasks-per-node=2") == ["--ntasks-per-node is ignored"]  # --gpus says how many
     path = script(tmp_path, "--gpus-per-task=1", "--ntasks-per-node=2")
     assert read_sbatch(path, (), {}).notes == ()
-    assert notes(tmp_path, "--export=ALL") == ["--export=ALL is ignored: name the variables that the job needs"]
+
+
+@pytest.mark.parametrize(
+    ("option", "export", "env"),
+    [
+        ("--gpus=1", None, {}),
+        ("--export=ALL", "all", {}),
+        ("--export=ALL,A=1", "all", {"A": "1"}),
+        ("--export=NONE", "none", {}),
+        ("--export=SET,UNSET", "none", {"SET": "here"}),
+    ],
+)
+def test_what_export_says_of_the_environment_is_kept(
+    option: str, export: str | None, env: dict[str, str], tmp_path: Path
+) -> None:
+    found = read_sbatch(script(tmp_path, option), (), {"SET": "here"})
+    assert found.fields.get("export") == export
+    assert {name: value for name, value in found.env.items() if not name.startswith("SLURM_")} == env
+    assert found.notes == ()
 
 
 def test_what_a_script_will_miss_is_noted(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ A file or a command becomes a draft (`poise.service.wire`), the options override
 the client completes and sends. Files of variables (--env-file) are read at the end of this module.
 """
 
-import json
 import os
 import re
 import sys
@@ -18,6 +17,7 @@ import click
 from pydantic import ValidationError
 
 from poise.cli import INTERRUPTED
+from poise.cli.dry_run import show_dry_run
 from poise.cli.live import connected, connected_for_long, find_job, state_of
 from poise.cli.logs import Screen
 from poise.cli.options import choice_of, examples, json_option, print_json, with_options
@@ -30,6 +30,7 @@ from poise.service.client.shipping import SHIP_MIB, packed_folder
 from poise.service.client.streams import wait_for
 from poise.service.client.submission import completed_request, with_files
 from poise.service.wire.draft import Array, JobDraft, current_folder, literal_words, parse_array, parse_folder, sweep_of
+from poise.service.wire.environments import parse_export
 from poise.service.wire.jobfile import (
     MOST_BYTES,
     parse_gang,
@@ -46,7 +47,6 @@ from poise.service.wire.request import (
     Replicas,
     first_problem,
     image_problem,
-    notes_on,
     plain,
 )
 from poise.service.wire.sbatch import JOB_NAME, completed, read_sbatch
@@ -83,9 +83,11 @@ _OPTIONS = (
     click.option("--env", multiple=True, metavar="NAME[=VALUE]",
         help="A variable of the job's environment, without =VALUE as it is in this shell; repeat it for more."),
     click.option("--env-file", multiple=True, metavar="FILE", help="Variables, one NAME=VALUE per line; --env wins."),
+    click.option("--export", metavar="all|none|NAME[=VALUE],...",
+        help="What the job gets of this shell's environment: what makes sense there, nothing, or these.  [default: all]"),
     click.option("--venv", metavar="DIR",
         help="Virtual environment, of venv or conda, to run in.  [default: the active one, if any]"),
-    click.option("--no-venv", is_flag=True, help="Run in no virtual environment: with what the service has in PATH."),
+    click.option("--no-venv", is_flag=True, help="Run in no virtual environment: with what else is in PATH."),
     click.option("--cwd", metavar="DIR", help="Working directory.  [default: the current one]"),
     click.option("--ship", metavar="[=DIR]",
         help="Send the working directory, or DIR, along, without what .gitignore ignores; the job runs in that."),
@@ -154,7 +156,7 @@ class SubmitCommand(click.Command):
 @click.argument("file", nargs=-1, metavar="")
 @job_options
 @click.option("-y", "--yes", is_flag=True, help=f"Do not ask, however many jobs it is (more than {MANY} are asked about).")
-@click.option("--dry-run", is_flag=True, help="Print what would be submitted, as JSON; nothing is sent.")
+@click.option("--dry-run", is_flag=True, help="Print what would run, and send nothing; with --json the requests themselves.")
 @click.option("--wait", is_flag=True, help="Wait until the jobs have ended; exit codes as of `poise wait`.")
 @click.option("--follow", is_flag=True, help="Print what the job prints until it has ended; exit codes as of `poise wait`.")
 @click.option("-q", "--id-only", is_flag=True, help="Print the ids alone, one per line.")
@@ -185,9 +187,7 @@ def submit(ctx: click.Context, /, file: tuple[str, ...], **options: Any) -> int:
     requests = tuple(map(completed_request, drafted))
     count = len(requests)
     if options["dry_run"]:
-        show_notes([plain(note) for note in notes_on(requests)])
-        shown = [request.model_dump(mode="json", exclude_defaults=True) for request in requests]
-        click.echo(json.dumps(shown if draft.variants else shown[0], indent=1))
+        show_dry_run(requests, os.environ, shipped, is_array=bool(draft.variants), as_json=as_json)
         return 0
     if follow and count > 1:
         raise RequestError(f"--follow prints one log, and these are {count:,} jobs; take --wait, or `poise logs -f` of one")
@@ -368,7 +368,11 @@ def _draft(file: str | None, command: tuple[str, ...], options: dict[str, Any]) 
     fields = _fields(options)
     if (array := _array(options["array"], options["sweep"])) is not None:
         fields["array_cap"] = array.cap
-    found = written.overridden(fields, _variables(options["env_file"], options["env"]))
+    given = _variables(options["env_file"], options["env"])
+    if options["export"] is not None:
+        fields["export"], named = _parsed("--export", options["export"], parse_export)
+        given = named | given
+    found = written.overridden(fields, given)
     found = found if array is None else replace(found, variants=array.variants)
     return completed(found) if JOB_NAME in written.env else found
 

@@ -18,6 +18,7 @@ from poise.scheduler.model.errors import RequestError, UnknownNameError
 from poise.service.client import streams
 from poise.service.client.config import ServerAddress, await_server
 from poise.service.client.connection import NOT_FOUND, Again, Connection, Parameters, ServerRefusedError, UnavailableError
+from poise.service.client.exporting import exported
 from poise.service.client.shipping import SHIP_MIB, packed_folder, pieces_of
 from poise.service.client.submission import check_request, completed_request, request_of, validated, variants_of
 from poise.service.wire import views
@@ -136,7 +137,8 @@ class Client:
     def submit(self, request: JobRequest | None = None, /, **fields: Any) -> JobHandle:  # noqa: ANN401 - fields of a request
         """Submit a job: a JobRequest, or its fields.
 
-        Without `cwd` it runs in the current folder, without `venv` in the active virtual environment; None: in none.
+        Without `cwd` it runs in the current folder, without `venv` in the active virtual environment; None: in none. It gets
+        the environment of this process; with `export="none"` none of it, with `export="A,B"` just these variables.
         """
         return self.submit_all([request_of(request, fields)])[0]
 
@@ -149,8 +151,10 @@ class Client:
             check_request(each)
         if not 1 <= len(requests) <= MOST_JOBS:
             raise RequestError(f"expected 1 to {MOST_JOBS:,} jobs in a submission, got {len(requests):,}")
-        jobs = tuple(map(completed_request, requests))
-        submission = validated(Submission, jobs=jobs, key=new_key() if key is None else key)
+        sent = exported(list(map(completed_request, requests)), os.environ, is_here=self._link.server.is_here)
+        submission = validated(
+            Submission, jobs=sent.requests, key=new_key() if key is None else key, environments=sent.environments
+        )
         try:
             taken = self._link.send(views.SubmittedView, "POST", "/v1/jobs", submission)
         except ServerRefusedError as error:
@@ -158,7 +162,7 @@ class Client:
                 raise
             text = f"{len(requests):,} jobs are too much for one submission ({error}); divide them, or make them smaller"
             raise ServerRefusedError(error.status, error.code, text) from None
-        return tuple(JobHandle(self, job, taken.notes) for job in taken.jobs)
+        return tuple(JobHandle(self, job, (*sent.notes, *taken.notes)) for job in taken.jobs)
 
     def ship(self, folder: Path, *, most_mib: int = SHIP_MIB, tenant: str | None = None) -> str:
         """Upload a working directory, without what its `.gitignore` files ignore, and return its SHA-256 for `files=`.

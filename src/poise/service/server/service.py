@@ -24,6 +24,7 @@ from poise.service.server.service_api import JobFilter, RefusalCode, RequestRefu
 from poise.service.server.storage.damaged_jobs import DamagedRowError, read_record, request_of, set_aside
 from poise.service.server.storage.store import EntryFilter, Reader, StoredJob
 from poise.service.wire import views
+from poise.service.wire.environments import joined, sha256_of, text_of
 from poise.service.wire.request import Replicas, Submission
 from poise.service.wire.views import Account
 
@@ -61,10 +62,18 @@ class LiveService:
             fulfil(command, views.SubmittedView(jobs=ids, notes=self._engine.deps.notes(submission.jobs)))
             return command.reply
         admission = self._engine.state.admission
+        environments = {sha256_of(text): (text, each) for each in submission.environments for text in [text_of(each)]}
         for request in submission.jobs:
             if request.pods is not None:
                 raise RequestRefusedError(RefusalCode.WRONG, "pods: only the service itself submits pods of others")
-            admission.admit(request)
+            if request.exported is None:
+                admission.admit(request)
+            elif request.exported in environments:
+                admission.admit(joined(request, environments[request.exported][1]))
+            else:
+                raise RequestRefusedError(RefusalCode.WRONG, "exported: no environment of the submission has this SHA-256")
+        for tenant, sha256 in {(each.tenant or by.tenant, each.exported) for each in submission.jobs if each.exported}:
+            self._engine.deps.files.keep_environment(tenant, environments[sha256][0], self._reader().shipped_files)
         for tenant, sha256 in {(each.tenant or by.tenant, each.files) for each in submission.jobs if each.files}:
             self._engine.deps.files.require(tenant, sha256)
         self._engine.put(command)

@@ -24,6 +24,7 @@ from poise.scheduler.model.errors import RequestError, UnknownNameError, Where
 from poise.scheduler.model.units import parse_seconds
 from poise.service.wire import draft
 from poise.service.wire.draft import Array, DraftSource, JobDraft, Word
+from poise.service.wire.environments import parse_export
 from poise.service.wire.moments import moment_from_now
 from poise.service.wire.request import LEAST_MEMORY, MOST_GPUS, JobRequest
 
@@ -149,12 +150,20 @@ def _parse_truth(text: str) -> bool:
     return _TRUTHS[text.lower()]
 
 
+def _parse_names(text: str) -> str:
+    """What is exported, without values: those belong into `env`."""
+    export, given = parse_export(text)
+    if given:
+        raise ValueError(f"put {next(iter(given))} into `env`, with its value; here are `all`, `none`, or names")
+    return export
+
+
 # Keys
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "name": str, "tenant": str, "app": str, "model": str, "preemption": str, "replicas": str,
     "batch_size": _parse_whole, "micro_batches": _parse_whole, "priority": _parse_whole,
-    "steps": _parse_number, "weight": _parse_number, "hold": _parse_truth, "image": str,
+    "steps": _parse_number, "weight": _parse_number, "hold": _parse_truth, "image": str, "export": _parse_names,
     "duration": parse_seconds, "max_duration": parse_seconds, "begin": moment_from_now, "deadline": moment_from_now,
 }  # fmt: skip
 _PARTS: dict[str, dict[str, Callable[[str], Any]]] = {
@@ -187,7 +196,9 @@ class _JobFile:
         self._check_keys(document, KEYS, None)
         fields: dict[str, Any] = {}
         for key, value in document.items():
-            if key in _PARSERS:
+            if key == "export" and isinstance(value, list):
+                fields[key] = self._parsed(key, ",".join(self._items(key, value, str)), _parse_names)
+            elif key in _PARSERS:
                 fields[key] = self._parsed(key, value, _PARSERS[key])
             elif key in _PARTS:
                 fields[key] = self._part(key, value)

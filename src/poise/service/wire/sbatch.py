@@ -17,7 +17,7 @@ from poise.service.wire import draft
 from poise.service.wire.draft import Array, DraftSource, JobDraft, Variant
 from poise.service.wire.jobfile import parse_gpu_count, read_text
 from poise.service.wire.moments import moment_from_now
-from poise.service.wire.request import NAME, AfterEnd
+from poise.service.wire.request import EXPORT_ALL, EXPORT_NONE, NAME, AfterEnd
 
 JOB_NAME = "SLURM_JOB_NAME"  # the variable that every job of a script has here, and no other job
 _LONG = {
@@ -85,7 +85,7 @@ def read_sbatch(path: Path, arguments: tuple[str, ...], environ: Mapping[str, st
     return JobDraft(
         draft.literal_words(command),
         env={**header.exported(environ), JOB_NAME: name, "SLURM_SUBMIT_DIR": str(draft.current_folder())},
-        fields={"name": name, **header.gpus(), **header.fields()},
+        fields={"name": name, **header.gpus(), **header.fields(), **header.export()},
         variants=header.variants(),
         source=DraftSource(str(path)),
         notes=tuple(f"{path}: {each}" for each in header.notes(script)),
@@ -222,6 +222,13 @@ class _Header:
         times = {"gpus": 1, "gpus-per-task": tasks}.get(name, self._count("nodes"))
         return {"gpus": count * times, **({"gpu_types": (match[1],)} if match[1] else {})}
 
+    def export(self) -> dict[str, str]:
+        """Whether the whole environment comes along: without the option, and with ALL; else only what is named."""
+        given = self.value("export")
+        if given is None:
+            return {}
+        return {"export": EXPORT_ALL if "ALL" in map(str.strip, given.split(",")) else EXPORT_NONE}
+
     def exported(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The variables that `--export` names; unset ones are left out, as Slurm does."""
         env: dict[str, str] = {}
@@ -253,8 +260,6 @@ class _Header:
             if each.name not in _READ and not (each.name == "ntasks-per-node" and self._counts_by_node()):
                 why = _NOTES.get("mem" if each.name.startswith("mem-per") else each.name)
                 yield f"--{each.name} is ignored" + (f": {why}" if why else "")
-        if "ALL" in (self.value("export") or "").split(","):
-            yield "--export=ALL is ignored: name the variables that the job needs"
         if self.value("deadline"):
             yield "--deadline is told to policies that look at deadlines; a job that cannot meet it is not removed"
         if self._count("nodes") > 1:

@@ -466,12 +466,13 @@ class Reader:
         return None if row is None else StoredJob.of(*row)
 
     def shipped_files(self) -> set[tuple[str, str]]:
-        """Tenant and SHA-256 of the files that jobs name which have not ended."""
+        """Tenant and SHA-256 of the files and environments that jobs name which have not ended."""
         rows = self._db.execute(
-            "SELECT tenant, json_extract(request, '$.files') FROM jobs"
-            ' WHERE ended IS NULL AND request LIKE \'%"files":"%\' AND json_valid(request)'
+            "SELECT tenant, json_extract(request, '$.files'), json_extract(request, '$.exported') FROM jobs"
+            ' WHERE ended IS NULL AND (request LIKE \'%"files":"%\' OR request LIKE \'%"exported":"%\')'
+            " AND json_valid(request)"
         )
-        return {(str(tenant), str(sha256)) for tenant, sha256 in rows if sha256 is not None}
+        return {(str(tenant), str(sha256)) for tenant, *named in rows for sha256 in named if sha256 is not None}
 
     def ended(self, wanted: JobFilter, *, limit: int, offset: int) -> list[StoredJob]:
         """Jobs that have ended, the latest first."""
