@@ -8,7 +8,9 @@ the script is run, and one that cannot be read says nothing.
 import ast
 import os
 import re
+import warnings
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 JOINS = "init_process_group"
 STARTS = frozenset({"spawn", "start_processes", "elastic_launch", "Process", "Popen"})
@@ -26,8 +28,11 @@ def joins_process_group(command: Sequence[str], folder: str | None) -> bool:
     script = _script_of(command)
     if script is None:
         return False
+    path = os.path.join(folder or "/", script)
     try:
-        with open(os.path.join(folder or "/", script), "rb") as file:
+        if not os.path.isfile(path):  # reading a pipe would wait
+            return False
+        with open(path, "rb") as file:
             text = file.read(MOST_BYTES + 1)
     except (OSError, ValueError):
         return False
@@ -52,9 +57,11 @@ def _script_of(command: Sequence[str]) -> str | None:
     return None
 
 
-def _joins(text: bytes) -> bool:
+@lru_cache(maxsize=4)
+def _joins(text: bytes) -> bool:  # of all jobs of a sweep it is the same
     try:
-        called = set(_called(ast.parse(text)))
+        with warnings.catch_warnings(action="ignore"):
+            called = set(_called(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # of a Python that is newer, perhaps
         return _TEXT.search(text.decode(errors="replace")) is not None
     return JOINS in called and not called & STARTS
