@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.shell import poise
 from poise.service.client import Client
 from poise.service.server.http.guard import ApiOptions
 from poise.service.server.logs import Logbook
+from poise.service.wire.environments import sha256_of, text_of
 from poise.service.wire.request import JobRequest
 from poise.service.wire.views import JobState, NodeCondition, NodeList, NodeRow, NodeRun
 
@@ -152,6 +154,96 @@ def test_a_dry_run_sends_nothing_and_needs_no_server(api: Api, monkeypatch: pyte
     sweep = poise("submit", "--dry-run", "--json", "--sweep", "X=1,2", "--", "fit").json
     assert [each["env"]["X"] for each in sweep] == ["1", "2"]
     assert len(api.engine.jobs) == 2
+
+
+def test_a_dry_run_shows_people_what_would_run(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(Client, "from_config", None)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    monkeypatch.setenv("WANDB_API_KEY", "hunter2")
+    monkeypatch.setenv("TERM", "xterm")
+    (tmp_path / "fit").touch(mode=0o755)
+    said = poise("submit", "--dry-run", "-g", "1..4", "--type", "V100,a100", "--env", "LR=0 1", "--", "fit", "--lr", "${LR}")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.splitlines() == [
+        "would submit 1 job; nothing was sent",
+        "  command      fit --lr '0 1'",
+        f"  program      {tmp_path}/fit",
+        f"  folder       {tmp_path}",
+        "  virtual env  none",
+        "  GPUs         1..4 of v100 or a100",
+        "  replicas     one process per node",
+        "  checkpoints  where the service keeps them",
+        "  variables    'LR=0 1'",
+        "  exported     2 variables of this shell: PATH, WANDB_API_KEY",
+    ]
+    said = poise(
+        "submit", "--dry-run", "--export", "none", "--sweep", "LR=1,2", "--env", "A=b", "--", "./fit", "${LR}", "${A}"
+    )
+    assert said.out.splitlines()[0] == "would submit 2 jobs; nothing was sent"
+    assert "  variables    A=b" in said.out
+    assert "  exported     none" in said.out
+    assert said.out.splitlines()[-2:] == [f"  LR=1: {tmp_path}/fit 1 b", f"  LR=2: {tmp_path}/fit 2 b"]
+    many = poise("submit", "--dry-run", "--array", "99", "--", "absent").out
+    assert len(many.splitlines()) < 40
+    assert "  program      no absent in PATH on this machine" in many
+    shown = poise("submit", "--dry-run", "--image", "pytorch", "--checkpoint-url", "relay", "--hold", "--", "fit").out
+    for line in ("program      as found where the job runs", "image        pytorch", "checkpoints  relay", "on hold "):
+        assert f"  {line}" in shown
+    assert "exported     1 variable of this shell: WANDB_API_KEY" in shown
+
+
+def test_the_environment_of_the_shell_comes_along_unless_one_says_otherwise(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in os.environ:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SEED", "1")
+    monkeypatch.setenv("DATA", "/data")
+    (tmp_path / "job.yaml").write_text("run: x\nexport: [SEED]\nenv: {LR: 1}\n")
+    (tmp_path / "s.sbatch").write_text("#!/bin/bash\n#SBATCH --gpus=1 --export=NONE\nx\n")
+    for words in (
+        ["--", "x"],
+        ["job.yaml"],
+        ["--export", "none", "job.yaml"],
+        ["--export", "DATA,LR=2", "job.yaml"],
+        ["s.sbatch"],
+    ):
+        assert poise("submit", *words).code == 0
+    found = [(kept(api, f"job-{number}").exported, kept(api, f"job-{number}").env.get("LR")) for number in range(2, 7)]
+    assert found == [
+        (sha256_of(text_of({"SEED": "1", "DATA": "/data"})), None), (sha256_of(text_of({"SEED": "1"})), "1"), (None, "1"),
+        (sha256_of(text_of({"DATA": "/data"})), "2"), (None, None),
+    ]  # fmt: skip
+    assert (
+        poise("submit", "--export", "DATUM", "--", "x").refusal
+        == "export: DATUM is not set in this shell; did you mean DATA?"
+    )
+    monkeypatch.setenv("LONG", "x" * 70_000)
+    said = poise("submit", "--", "x")
+    assert said.code == 0
+    assert said.err.startswith(
+        "note: not exported: LONG (70,004 characters; all together may have 65,536, in 500 variables)"
+    )
+    assert "LONG (70,004" in poise("submit", "--export", "all", "--", "x").refusal
+    (tmp_path / "bad.yaml").write_text("run: x\nexport: SEED=1\n")
+    assert poise("submit", "bad.yaml").refusal.startswith("bad.yaml:2: export: put SEED into `env`, with its value; ")
+
+
+def test_a_script_that_joins_a_process_group_alone_gets_a_hint_when_submitted_and_shown(api: Api, tmp_path: Path) -> None:
+    (tmp_path / "ddp.py").write_text("import torch.distributed as dist\ndist.init_process_group()\n")
+    for words in (["-g", "2"], ["--micro-batches", "4"], ["-g", "2", "--sweep", "LR=1,2"], ["-g", "2", "--dry-run"]):
+        said = poise("submit", *words, "--", "python", "ddp.py", "${LR}")
+        assert said.code == 0
+        assert said.err.startswith("note: replicas: it calls init_process_group, and has one process per node")
+        assert said.err.count("note:") == 1
+    for job in ("job-2", "job-3", "job-5"):
+        assert "replicas  " in poise("show", job).out
+        assert "--replicas gpu starts one process per GPU" in poise("show", job).out
+    for words in (["-g", "1"], ["-g", "2", "--replicas", "gpu"]):
+        assert poise("submit", *words, "--", "python", "ddp.py").err == ""
+    assert "WORLD_SIZE" not in poise("show", "job-7").out
 
 
 def test_a_job_file_may_come_on_standard_input(api: Api) -> None:

@@ -38,9 +38,9 @@ def test_a_script_that_python_runs_is_read(command: str, tmp_path: Path) -> None
     "command",
     [
         "torchrun --nproc-per-node 2 train.py", "accelerate launch train.py", "deepspeed train.py",
-        "mpirun -n 2 python train.py", "python -m torch.distributed.run train.py", "python -um torch.distributed.launch train.py", "bash train.py",
-        "python -c train.py", "python - train.py", "python", "python -u", "python absent.py", "python .",
-        "pythonic train.py", "python \x00.py", "python pipe",
+        "mpirun -n 2 python train.py", "python -m torch.distributed.run train.py",
+        "python -um torch.distributed.launch train.py", "bash train.py", "python -c train.py", "python - train.py", "python",
+        "python -u", "python absent.py", "python .", "pythonic train.py", "python \x00.py", "python pipe",
     ],
 )  # fmt: skip
 def test_launchers_and_what_is_no_script_say_nothing(command: str, tmp_path: Path) -> None:

@@ -133,7 +133,8 @@ class ShippedArchives:
         used = sum(each.stat().st_size for each in folder.iterdir()) if folder.is_dir() else 0
         if self._tenant_most and used + size > self._tenant_most:
             mib = 1 << 20
-            text = f"tenant {tenant} keeps {used / mib:,.1f} MiB of files and environments, of at most {self._tenant_most / mib:,.0f}"
+            kept, most = f"{used / mib:,.1f} MiB of files and environments", f"{self._tenant_most / mib:,.0f}"
+            text = f"tenant {tenant} keeps {kept}, of at most {most}"
             raise RequestRefusedError(RefusalCode.QUOTA, f"{text}; they go when their jobs have ended", bound="tenant-files")
 
     def collect(self, named: set[tuple[str, str]]) -> None:
