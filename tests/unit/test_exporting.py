@@ -33,7 +33,7 @@ NEVER = {
     "TERM": "xterm", "DISPLAY": ":0", "SSH_AUTH_SOCK": "/s", "TMUX": "t", "STY": "s", "DBUS_SESSION_BUS_ADDRESS": "d",
     "XDG_RUNTIME_DIR": "/run/me", "XDG_SESSION_ID": "1", "PWD": "/p", "OLDPWD": "/o", "SHLVL": "1", "_": "/bin/poise",
     "LS_COLORS": "x", "VIRTUAL_ENV": "/v", "VIRTUAL_ENV_PROMPT": "v", "CONDA_PREFIX": "/c", "CONDA_SHLVL": "1",
-    "BASH_FUNC_ml%%": "() { :; }", "ARRAY_INDEX": "1",
+    "BASH_FUNC_ml%%": "() { :; }", "ARRAY_INDEX": "1", "RAY_ADDRESS": "head:6379",
 }  # fmt: skip
 SHELL = {**SETTINGS, **PLACES, **NEVER}
 JOB = JobRequest(command=("x",))
