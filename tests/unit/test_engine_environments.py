@@ -44,6 +44,15 @@ def test_runs_get_it_below_what_the_job_is_given_also_after_a_restart(service: S
     assert env_of(service, later) == SHELL
 
 
+def test_a_submission_that_is_repeated_from_another_shell_is_the_same_and_keeps_its_environment(service: Service) -> None:
+    [job] = service.submit(a_request(), exported=SHELL, key="the-same-key")
+    assert service.submit(a_request(), exported={"SEED": "9"}, key="the-same-key") == [job]
+    assert service.submit(a_request(), key="the-same-key") == [job]
+    assert env_of(service, job) == SHELL
+    with pytest.raises(RequestRefusedError, match="other jobs were submitted under it"):
+        service.submit(a_request(env={"SEED": "9"}), exported=SHELL, key="the-same-key")
+
+
 def test_a_thousand_jobs_keep_one_copy_that_nobody_else_can_read(service: Service) -> None:
     service.submit(*[a_request(gpus=2)] * 100, exported=SHELL)
     service.submit(a_request(), exported=dict(reversed(SHELL.items())))

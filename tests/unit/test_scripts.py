@@ -8,6 +8,7 @@ from tests.fake_desk import SUBMITTED, talking
 
 from poise.service.client import JobRequest
 from poise.service.client.scripts import MOST_BYTES, joins_process_group
+from poise.service.client.submission import with_files
 from poise.service.wire.request import LONE_PROCESS, is_lone_process, notes_on
 
 DDP = """
@@ -111,3 +112,4 @@ def test_the_client_reads_the_script_in_the_folder_of_the_job(tmp_path: Path) ->
     client.submit(command=["python", "train.py"], cwd=tmp_path, image="pytorch")
     client.submit(command=["python", "train.py"], cwd=tmp_path / "elsewhere")
     assert [body["jobs"][0].get("process_group") for body in desk.bodies] == [True, None, None]
+    assert with_files(JobRequest(command=("python", f"{tmp_path}/train.py")), tmp_path, "0" * 64).process_group

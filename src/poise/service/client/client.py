@@ -38,7 +38,7 @@ class JobHandle:
         self._client = client
         self.id = job
         self.notes = notes
-        """What its submission asked for and has no effect."""
+        """What its submission asked for and has no effect, or another one than expected; and what did not come along."""
 
     def __repr__(self) -> str:
         return f"JobHandle({self.id!r})"

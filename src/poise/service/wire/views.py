@@ -165,7 +165,7 @@ class FileReceived(Wire):
 
 
 class SubmittedView(Wire):
-    """An accepted submission: the ids of its jobs, in order. `notes`: what was asked for and has no effect."""
+    """An accepted submission: the ids of its jobs, in order. `notes`: what has no effect, or not the expected one."""
 
     jobs: tuple[str, ...]
     notes: tuple[str, ...] = ()

@@ -611,7 +611,11 @@ def holder(by: Account) -> str:
 
 
 def check_same(submission: Submission, before: tuple[JobRequest, ...]) -> None:
-    """Raise RequestRefusedError if other jobs were accepted under the key of a submission."""
-    if submission.jobs != before:
+    """Raise RequestRefusedError if other jobs were accepted under the key of a submission.
+
+    They are the same from another shell, too: what came along the first time counts.
+    """
+    now, then = ([each.model_copy(update={"exported": None}) for each in jobs] for jobs in (submission.jobs, before))
+    if now != then:
         text = f"key {submission.key!r}: other jobs were submitted under it; a new submission needs a new key"
         raise RequestRefusedError(RefusalCode.CONFLICT, text)
