@@ -183,9 +183,9 @@ def test_agent_that_is_away_for_less_than_a_lease_costs_nothing(a_cluster: Made,
     client = machines.up()
     monkeypatch.setenv("OF_THE_SHELL", "comes along")
     for export, printed in (("all", "comes along"), ("none", "absent")):
-        job = client.submit(command=("sh", "-c", "echo ${OF_THE_SHELL:-absent}"), export=export).id
-        ended(client, job)
-        assert client.log(job).splitlines()[-1] == printed
+        echo = client.submit(command=("sh", "-c", "echo ${OF_THE_SHELL:-absent}"), export=export).id
+        ended(client, echo)
+        assert client.log(echo).splitlines()[-1] == printed
     job = Held(machines, client)
     before = job.pids
     for end in ("kill", "stop"):

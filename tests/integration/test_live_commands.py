@@ -192,6 +192,13 @@ def test_a_dry_run_shows_people_what_would_run(api: Api, tmp_path: Path, monkeyp
     for line in ("program      as found where the job runs", "image        pytorch", "checkpoints  relay", "on hold "):
         assert f"  {line}" in shown
     assert "exported     1 variable of this shell: WANDB_API_KEY" in shown
+    when = ("--after", "job-0:succeeded", "--begin", "2100-01-01T00:00Z", "--finish-by", "2100-01-02T00:00Z")
+    shown = poise("submit", "--dry-run", *when, "--array", "0-9%3", "--", "fit").out
+    for line in (
+        "after        job-0:succeeded", "begins       2100-01-01 00:00:00Z or later", "finish by    2100-01-02 00:00:00Z",
+        "at once      3 of its array",
+    ):  # fmt: skip
+        assert f"  {line}\n" in shown
 
 
 def test_the_environment_of_the_shell_comes_along_unless_one_says_otherwise(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from poise.cli.live import clock_time
 from poise.cli.output import show_notes
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.model.units import counted
@@ -73,6 +74,10 @@ def _facts(sent: Exported, shipped: Path | None, environ: Mapping[str, str]) -> 
         ("checkpoints", first.checkpoint.url or "where the service keeps them"),
         ("variables", shlex.join(f"{name}={value}" for name, value in shared.items())),
         ("exported", f"{counted(len(taken), 'variable')} of this shell: {', '.join(sorted(taken))}" if taken else "none"),
+        ("after", ", ".join(first.after)),
+        ("begins", clock_time(first.begin) + " or later" if first.begin is not None else None),
+        ("finish by", clock_time(first.deadline) if first.deadline is not None else None),
+        ("at once", f"{first.array_cap} of its array" if first.array_cap is not None else None),
         ("on hold", "until poise release" if first.hold else None),
     ]
     return [(heading, text) for heading, text in rows if text]
