@@ -44,6 +44,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
     },
     "Jobs of the running service": {
         "submit": Verb("submit", "Submit a job, an array or a sweep to the running service"),
+        "run": Verb("run", "Submit a job, print what it prints, and end as it ends"),
         "queue": Verb("queue", "Show the jobs that have not ended, in scheduling order"),
         "show": Verb("queue", "Show everything about JOB"),
         "why": Verb("queue", "Say why JOB runs, waits or has ended"),

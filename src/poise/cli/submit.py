@@ -60,7 +60,7 @@ MOST_NAMED = 10
 """Jobs that are named in a line of advice."""
 STDIN = "-"
 _JOB_FILES = (".yaml", ".yml", ".json", "")
-_COMMAND = "poise.cli.submit.command"
+COMMAND = "poise.cli.submit.command"  # where the words after `--` are kept
 
 Given = TypeVar("Given")
 Parsed = TypeVar("Parsed")
@@ -140,7 +140,7 @@ class SubmitCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep what stands after `--` apart."""
         at = args.index("--") if "--" in args else len(args)
-        ctx.meta[_COMMAND] = tuple(args[at + 1 :])
+        ctx.meta[COMMAND] = tuple(args[at + 1 :])
         # An option whose value may be left out would take the next word, such as a job file, for it.
         known = ["--ship=" if each == "--ship" else each for each in args[:at]]
         try:
@@ -148,7 +148,7 @@ class SubmitCommand(click.Command):
         except click.NoSuchOption as error:
             if "--" in args or all(word.startswith("-") for word in args):
                 raise
-            text = f"{error.format_message()} A command goes after --: poise submit -- python train.py"
+            text = f"{error.format_message()} A command goes after --: poise {self.name} -- python train.py"
             raise click.UsageError(text, ctx) from None
 
 
@@ -176,11 +176,11 @@ def submit(ctx: click.Context, /, file: tuple[str, ...], **options: Any) -> int:
         raise RequestError("--json and --id-only are two forms of one answer; leave one of them out")
     if follow and (as_json or options["id_only"]):
         raise RequestError("--follow prints what the job prints; leave --json and --id-only out, or take --wait")
-    draft = _draft(file[0] if file else None, ctx.meta[_COMMAND], options)
+    draft = draft_of(file[0] if file else None, ctx.meta[COMMAND], options)
     show_notes([plain(note) for note in draft.notes])
     key = new_key()
     drafted = draft.requests(key)
-    shipped = None if options["ship"] is None else _shipped_folder(options["ship"], drafted[0])
+    shipped = None if options["ship"] is None else shipped_folder(options["ship"], drafted[0])
     if shipped is not None:
         _, sha256 = packed_folder(shipped, options["ship_mib"] << 20)
         drafted = tuple(with_files(each, shipped, sha256) for each in drafted)
@@ -201,7 +201,7 @@ def submit(ctx: click.Context, /, file: tuple[str, ...], **options: Any) -> int:
         return _report(client, [handle.id for handle in handles], requests[0], options)
 
 
-def _shipped_folder(given: str, request: JobRequest) -> Path:
+def shipped_folder(given: str, request: JobRequest) -> Path:
     """The folder that is sent along: the one that is named, or the working directory."""
     return Path(_parsed("--ship", given, parse_folder) if given else request.cwd or current_folder()).resolve()
 
@@ -230,7 +230,7 @@ def _show_submitted(client: Client, jobs: list[str], request: JobRequest, *, bes
     """Print what became of a submission; on standard error beside a log that is followed."""
     first = jobs[0]
     try:
-        standing = _standing(client.show(first).job)
+        standing = standing(client.show(first).job)
     except PoiseError:  # the server is away by now: the job is submitted all the same
         standing = ""
     if len(jobs) == 1:
@@ -246,7 +246,7 @@ def _show_submitted(client: Client, jobs: list[str], request: JobRequest, *, bes
         click.echo(plain(line), err=beside_log)
 
 
-def _standing(row: JobRow) -> str:
+def standing(row: JobRow) -> str:
     """The name of a job, if it has one, its state and the reason."""
     name = f" {row.name}" if row.name != row.id else ""
     return f"{name}: {state_of(row)}, {row.reason.text}"
@@ -283,7 +283,7 @@ def _await_jobs(
     """The final states of jobs, and the exit code: 0 if all succeeded, 1 if not, 124 if the time is up, 130 on Ctrl-C."""
 
     def show_change(row: JobRow) -> None:
-        click.echo(plain(f"{row.id}{_standing(row)}"), err=True)
+        click.echo(plain(f"{row.id}{standing(row)}"), err=True)
 
     try:
         states = wait_for(client, jobs, timeout=timeout, on_change=None if quiet else show_change)
@@ -362,7 +362,7 @@ _PARSED: dict[str, tuple[str, Callable[[str], Any]]] = {
 """Options that are parsed, and their fields; `.` before a part of a field."""
 
 
-def _draft(file: str | None, command: tuple[str, ...], options: dict[str, Any]) -> JobDraft:
+def draft_of(file: str | None, command: tuple[str, ...], options: dict[str, Any]) -> JobDraft:
     """What a file or a command says, overridden by the options."""
     written = _written(file, command)
     fields = _fields(options)

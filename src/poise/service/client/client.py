@@ -254,6 +254,10 @@ class Client:
         parts = self._stream(_checked(job), lambda each: streams.follow_log(self._link, each, replica, offset))
         return (part.text for part in parts)
 
+    def follow_job(self, job: str, *, on_change: Callable[[views.JobRow], None], offset: int = 0) -> Iterator[views.Log]:
+        """What rank 0 of a job prints, part by part, until the job has ended; `on_change` hears of states and reasons."""
+        return streams.follow_job(self, self._link, self.find(job), offset, on_change)
+
     @overload
     def logs(self, job: str, *, follow: Literal[False] = False, replica: int = 0) -> str: ...
     @overload
