@@ -18,7 +18,7 @@ from poise.cli.live import connected_for_long, state_of
 from poise.cli.logs import Screen
 from poise.cli.options import json_flag, print_json
 from poise.cli.output import show_notes
-from poise.cli.submit import COMMAND, SubmitCommand, draft_of, job_options, shipped_folder, standing
+from poise.cli.submit import COMMAND, SubmitCommand, draft_of, job_options, shipped_folder, standing_of
 from poise.scheduler.model.errors import PoiseError
 from poise.service.client import Client, ServerRefusedError
 from poise.service.client.client import new_key
@@ -210,7 +210,7 @@ class Attached:
         """Say how the job stands, until it has ended: that is said once all that it has printed is there."""
         self.state = row.state
         if not self._is_quiet and not row.state.is_final:
-            click.echo(plain(f"{row.id}{standing(row)}"), err=True)
+            click.echo(plain(f"{row.id}{standing_of(row)}"), err=True)
 
     def _ended(self) -> int:
         """Say how the job ended; its exit code."""

@@ -230,7 +230,7 @@ def _show_submitted(client: Client, jobs: list[str], request: JobRequest, *, bes
     """Print what became of a submission; on standard error beside a log that is followed."""
     first = jobs[0]
     try:
-        standing = standing(client.show(first).job)
+        standing = standing_of(client.show(first).job)
     except PoiseError:  # the server is away by now: the job is submitted all the same
         standing = ""
     if len(jobs) == 1:
@@ -246,7 +246,7 @@ def _show_submitted(client: Client, jobs: list[str], request: JobRequest, *, bes
         click.echo(plain(line), err=beside_log)
 
 
-def standing(row: JobRow) -> str:
+def standing_of(row: JobRow) -> str:
     """The name of a job, if it has one, its state and the reason."""
     name = f" {row.name}" if row.name != row.id else ""
     return f"{name}: {state_of(row)}, {row.reason.text}"
@@ -283,7 +283,7 @@ def _await_jobs(
     """The final states of jobs, and the exit code: 0 if all succeeded, 1 if not, 124 if the time is up, 130 on Ctrl-C."""
 
     def show_change(row: JobRow) -> None:
-        click.echo(plain(f"{row.id}{standing(row)}"), err=True)
+        click.echo(plain(f"{row.id}{standing_of(row)}"), err=True)
 
     try:
         states = wait_for(client, jobs, timeout=timeout, on_change=None if quiet else show_change)
