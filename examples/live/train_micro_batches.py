@@ -7,6 +7,7 @@ weights differ by rounding and the digest is another one: compare the weights th
 """
 
 import argparse
+import os
 import time
 
 import torch
@@ -29,8 +30,9 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")  # "nccl" on GPUs
-    torch.manual_seed(0)  # the same weights on all ranks
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")  # "nccl" on GPUs
+    torch.manual_seed(0)
     inputs = torch.randn(SAMPLES, 16)
     wanted = inputs[:, :4].prod(dim=1, keepdim=True).tanh()
     model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
@@ -39,23 +41,18 @@ def main() -> None:
     state = State(model=model, optimizer=optimizer)
     lease = attach(save=state.save, load=state.load)
     for step in lease.steps(options.steps):
-        rows = batch_at(step, samples=SAMPLES, batch_size=BATCH, seed=0)
-        parts = rows.tensor_split(lease.micro_batches)
-        optimizer.zero_grad()
-        for part in lease.share():
-            torch.manual_seed(step * lease.micro_batches + part)  # a part has the same dropout on any rank
-            mine = parts[part]
-            loss = nn.functional.mse_loss(model(inputs[mine]), wanted[mine], reduction="sum") / wanted[rows].numel()
-            loss.backward()
-        for weights in model.parameters():  # a rank without a share adds zeros
-            weights.grad = torch.zeros_like(weights) if weights.grad is None else weights.grad
-            dist.all_reduce(weights.grad)
+        rows = batch_at(step, samples=SAMPLES, batch_size=BATCH, seed=0)  # of all ranks together
+        for part in lease.micro_batches(rows, model):  # those of this rank, which may be none
+            loss = nn.functional.mse_loss(model(inputs[part.batch]), wanted[part.batch])
+            part.backward(loss)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the gradient is that of all rows, on every rank
         optimizer.step()
         time.sleep(options.seconds_per_step)
-    if options.out and dist.get_rank() == 0:
+    if options.out and lease.rank == 0:
         torch.save(model.state_dict(), options.out)
     print(digest(model))  # noqa: T201  what it is for
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

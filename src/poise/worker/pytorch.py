@@ -89,8 +89,8 @@ class Batches:
     """The batches of a data set in the order of `batch_at`; an iteration ends with the epoch, the next one continues.
 
     It knows its position: give it to `State` as a part, or to Lightning. `batch_size` is that of all ranks together; each
-    gets its share of each batch. `more` is for torch's DataLoader. What the loader's worker processes draw at random is the
-    one thing that differs after a resumption within an epoch.
+    gets its share of each batch. `more` is for torch's DataLoader. What worker processes of the loader draw at random for a
+    sample follows from the seed, the epoch and the sample, so it does not depend on resumptions, workers or ranks.
     """
 
     def __init__(self, data: Any, *, batch_size: int, seed: int, **more: Any) -> None:  # noqa: ANN401  torch's
@@ -98,7 +98,6 @@ class Batches:
         self._size, self._seed = batch_size, seed
         self._next = 0
         env = worker_env(os.environ)
-        self._rank = env.rank
         mine = share(batch_size, env.rank, (1.0,) * env.world_size)
         self._mine = slice(mine.start, mine.stop)
 
@@ -110,11 +109,12 @@ class Batches:
         steps = range(self._next, (self._next // len(self) + 1) * len(self))
         batches = (batch_at(step, samples=len(self._data), batch_size=self._size, seed=self._seed) for step in steps)
         rows = [batch[self._mine].tolist() for batch in batches]
-        # A generator of its own: a loader draws a seed for its workers, which must not disturb that of the training. By
-        # rank, since workers of different ranks that draw the same numbers would change different samples in the same way.
-        seed = generators.number(f"{self._seed}/{steps.start}/{self._rank}/workers")
-        generator = torch.Generator().manual_seed(seed)
-        for batch in torch.utils.data.DataLoader(self._data, batch_sampler=rows, generator=generator, **self._more):
+        # A generator of its own: a loader draws a seed for its workers, which must not disturb that of the training.
+        generator = torch.Generator().manual_seed(0)
+        data = self._data
+        if self._more.get("num_workers"):  # without workers, samples are loaded with the generators of the training
+            data = _SeededData(data, f"{self._seed}/{self._next // len(self)}")
+        for batch in torch.utils.data.DataLoader(data, batch_sampler=rows, generator=generator, **self._more):
             self._next += 1
             yield batch
 
@@ -125,6 +125,47 @@ class Batches:
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
         """Continue at a position."""
         self._next = state_dict["next"]
+
+
+class _SeededData:
+    """A data set each of whose samples draws random numbers of its own, whichever process loads it.
+
+    Whatever else is asked of it, as a `worker_init_fn` does, the data set answers.
+    """
+
+    __slots__ = ("_data", "_seed")
+
+    def __init__(self, data: Any, seed: str) -> None:  # noqa: ANN401  torch's
+        object.__setattr__(self, "_data", data)
+        object.__setattr__(self, "_seed", seed)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  the data set's
+        if name in _SeededData.__slots__:  # not there yet while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._data, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._data, name, value)
+
+    def __getstate__(self) -> tuple[Any, str]:
+        return self._data, self._seed
+
+    def __setstate__(self, state: tuple[Any, str]) -> None:
+        _SeededData.__init__(self, *state)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, row: int) -> Any:  # noqa: ANN401  a sample
+        generators.seed(f"{self._seed}/{row}")
+        return self._data[row]
+
+    def __getitems__(self, rows: list[int]) -> Any:  # noqa: ANN401  samples
+        """Load a batch at once if the data set can, as a loader would."""
+        if not hasattr(self._data, "__getitems__"):
+            return [self[row] for row in rows]
+        generators.seed(f"{self._seed}/{rows[0]}")
+        return self._data.__getitems__(rows)
 
 
 def restore_random(state: Mapping[str, Any], rank: int) -> None:

@@ -7,6 +7,11 @@ def test_training_resumes_exactly():
         weights = poise.run(train, steps=10)
     assert poise.starts == 4
     assert weights == train(steps=10)
+
+def test_script_resumes_on_another_number_of_gpus():
+    with preempting(after_steps=3, ranks=[2, 3, 1], micro_batches=4) as poise:
+        poise.run_command([sys.executable, "train.py"])
+    assert [each.returncode for each in poise.processes] == [0]
 """
 
 import os
@@ -17,49 +22,93 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from poise.worker.checkpoints import Checkpoints
-from poise.worker.protocol import PROGRESS, VERSION, YIELDED, WatchedFile
+from poise.worker.protocol import PROGRESS, VERSION, YIELDED, WatchedFile, WorkerError
+from poise.worker.rank_processes import RankProcesses
 
 Answer = TypeVar("Answer")
 
 
 @contextmanager
-def preempting(after_steps: int | Sequence[int]) -> Iterator["Preempting"]:
+def preempting(
+    after_steps: int | Sequence[int],
+    *,
+    ranks: int | Sequence[int] = 1,
+    micro_batches: int | None = None,
+    speeds: Sequence[float] | None = None,
+    timeout: float = 600.0,
+) -> Iterator["Preempting"]:
     """Make a fake Poise that ends the lease of each run after this many steps; a sequence: of the first run, the second, ...
 
-    Runs after the last of a sequence are not preempted. Checkpoints are kept in a directory that is removed at the end.
+    after_steps     runs after the last of a sequence are not preempted. Several ranks do one step more: they agree in it
+    ranks           processes of a run, one per GPU; a sequence: of the first run, the second, ..., the last of all others
+    micro_batches   of the job; None: its steps do not divide
+    speeds          relative speeds of rank 0, rank 1, ...; a run with fewer ranks takes the first of them; None: all alike
+    timeout         seconds after which a run of `run_command` is taken to hang
+
+    Checkpoints are kept in a directory that is removed at the end.
     """
+    sizes = _counts("ranks", ranks)
+    limits = _counts("after_steps", after_steps)
+    if not sizes:
+        raise ValueError("ranks: expected at least one number")
+    if micro_batches is not None:
+        _counts("micro_batches", micro_batches)
+    if speeds is not None and not (len(speeds) >= max(sizes) and all(0 < speed < float("inf") for speed in speeds)):
+        numbers = "1 number" if max(sizes) == 1 else f"{max(sizes)} numbers"
+        raise ValueError(f"speeds: expected {numbers} above 0, one per rank, got {list(speeds)}")
+    if not timeout > 0:
+        raise ValueError(f"timeout: expected seconds above 0, got {timeout}")
+    plan = _Plan(
+        limits=chain(limits, repeat(limits[0] if isinstance(after_steps, int) else None)),
+        sizes=chain(sizes, repeat(sizes[-1])),
+        most=max(sizes),
+        micro_batches=micro_batches,
+        speeds=speeds,
+        timeout=timeout,
+    )
     with TemporaryDirectory(prefix="poise-") as folder:
-        yield Preempting(folder, after_steps)
+        yield Preempting(folder, plan)
+
+
+class _Plan(NamedTuple):
+    """What the runs of a job get."""
+
+    limits: Iterator[int | None]  # steps of the lease, by run; None: the lease does not end
+    sizes: Iterator[int]  # ranks, by run
+    most: int  # ranks of any run
+    micro_batches: int | None
+    speeds: Sequence[float] | None
+    timeout: float
 
 
 class Preempting:
-    """Starts a training as Poise would, as a single process, again after each preemption, until all work is done.
+    """Starts a training as Poise would, again after each preemption, until all work is done.
 
     starts           how often it was started
+    processes        of the last run of a command, by rank: exit codes, and what each has printed
     checkpoint_dir   where its checkpoints are
     """
 
-    def __init__(self, folder: str, after_steps: int | Sequence[int]) -> None:
-        every = isinstance(after_steps, int)
-        limits = [after_steps] if isinstance(after_steps, int) else list(after_steps)
-        if not all(limit >= 1 for limit in limits):
-            raise ValueError(f"after_steps: expected 1 or more, got {after_steps}")
-        self._folder = folder
-        self._limits = chain(limits, repeat(limits[0] if every else None))
+    def __init__(self, folder: str, plan: _Plan) -> None:
+        self._folder, self._plan = folder, plan
         self.checkpoint_dir = os.path.join(folder, "checkpoint")
         self.starts = 0
+        self.processes: list[subprocess.CompletedProcess[str]] = []
 
     def run(self, train: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:  # noqa: ANN401  whatever it takes
         """Call `train(...)` until it returns, and return what it does. Exits with another code than 75 are passed on.
 
-        A loop in another thread than the main one ends the whole process: use `run_command` for that.
+        A loop in another thread than the main one ends the whole process: use `run_command` for that, and for several ranks.
         """
+        if self._plan.most > 1:
+            raise WorkerError(f"run: a function is one rank, and ranks are up to {self._plan.most}; use run_command")
         while True:
-            saved, variables = self._saved(), self._start()
+            saved, [variables] = self._saved(), self._start()
             before, had_group = dict(os.environ), _group() is not None
+            os.environ.clear()
             os.environ.update(variables)
             try:
                 answer = train(*arguments, **named)
@@ -76,37 +125,57 @@ class Preempting:
             self._require_progress(saved)
 
     def run_command(self, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-        """Run a command until it exits with another code than 75; return its last run, with what that printed."""
+        """Run a command until it ends by itself; return rank 0 of its last run, or of ranks the first that failed.
+
+        It ends by itself when all ranks exit with another code than 75. Where one fails, the others are killed after a
+        moment. An AssertionError tells of ranks that hang.
+        """
         while True:
             saved, variables = self._saved(), self._start()
-            environment = {**os.environ, **variables}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode != YIELDED and not self._has_left():
-                return done
+            try:
+                self.processes = RankProcesses(command, variables, self._run_dir).ended(self._plan.timeout)
+            except TimeoutError as error:
+                raise AssertionError(f"start {self.starts}: {error}") from None
+            codes = [each.returncode for each in self.processes]
+            if not (set(codes) <= {0, YIELDED} and YIELDED in codes) and not self._has_left():
+                # One that was killed was so for another that failed, unless there is no other.
+                return next((each for each in self.processes if each.returncode > 0), self._first_unlike_0())
             self._require_progress(saved)
 
-    def _start(self) -> dict[str, str]:
-        """Return the variables of the next run."""
+    def _first_unlike_0(self) -> "subprocess.CompletedProcess[str]":
+        return next((each for each in self.processes if each.returncode), self.processes[0])
+
+    def _start(self) -> list[dict[str, str]]:
+        """Return the variables of each rank of the next run."""
         self.starts += 1
         self._run_dir = os.path.join(self._folder, "runs", str(self.starts))
         os.makedirs(self._run_dir)
-        limit = next(self._limits)
+        plan, limit, size = self._plan, next(self._plan.limits), next(self._plan.sizes)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
-        return {
+        shared = {
+            **{name: value for name, value in os.environ.items() if name not in _STEPS_THAT_DIVIDE},
             "POISE_RUN": f"test/{self.starts}",
             "POISE_JOB": "test",
             "POISE_EPOCH": str(self.starts),
+            "POISE_TENANT": "default",
             "POISE_RUN_DIR": self._run_dir,
             "POISE_CHECKPOINT_DIR": self.checkpoint_dir,
+            "POISE_GPU_TYPE": "gpu",
+            "POISE_GPUS": str(size),
             "POISE_LEASE_VERSION": str(VERSION),
             "POISE_LEASE_STEPS": "" if limit is None else str(limit),
-            **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
-            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"),
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(size)),
+            "GROUP_RANK": "0",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
         }
+        if plan.micro_batches is not None:
+            shared["POISE_MICRO_BATCHES"] = str(plan.micro_batches)
+        if plan.speeds is not None:
+            shared["POISE_RANK_SPEEDS"] = ",".join(map(str, plan.speeds[:size]))
+        return [{**shared, **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))} for rank in range(size)]
 
     def _has_left(self) -> bool:
         """Whether the last run was preempted although its script exited with another code than 75."""
@@ -120,6 +189,16 @@ class Preempting:
             raise AssertionError(
                 f"start {self.starts} left with {self._saved()} steps saved, no more than before: it would never end"
             )
+
+
+_STEPS_THAT_DIVIDE = ("POISE_MICRO_BATCHES", "POISE_RANK_SPEEDS")  # not set where they do not
+
+
+def _counts(name: str, given: int | Sequence[int]) -> list[int]:
+    found = [given] if isinstance(given, int) else list(given)
+    if not all(isinstance(each, int) and each >= 1 for each in found):
+        raise ValueError(f"{name}: expected 1 or more, got {given}")
+    return found
 
 
 def _group() -> Any:  # noqa: ANN401  torch.distributed
