@@ -19,6 +19,9 @@ from poise import __version__
 from poise.cli import INTERRUPTED, UNREAD
 from poise.scheduler.model.errors import InvariantError, PoiseError, RequestError, UnknownNameError
 
+COMPLETION = "_POISE_COMPLETE"
+"""Is set by a shell that wants words for the Tab key: the shell's name, and what it wants."""
+
 
 class Verb(NamedTuple):
     """Where a verb is, and what it does.
@@ -68,6 +71,9 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "use": Verb("admin", "Go on under another POLICY"),
         "tokens": Verb("admin", "List the tokens of the running service, make one or revoke one"),
         "repair": Verb("admin", "Mend the journal in STATE"),
+    },
+    "The command line": {
+        "completion": Verb("completion", "Print what makes the Tab key complete the words of `poise`"),
     },
 }  # fmt: skip
 """The verbs by what they are for, as `poise --help` lists them."""
@@ -130,7 +136,7 @@ def main(group: click.Group = poise, name: str = "poise") -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a letter that a terminal cannot show is no reason to fail
     try:
-        code = run(group, name)
+        code = _completed() if COMPLETION in os.environ else run(group, name)
         sys.stdout.flush()
     except BrokenPipeError:
         code = UNREAD
@@ -144,6 +150,13 @@ def main(group: click.Group = poise, name: str = "poise") -> None:
             if stream is not None:
                 os.dup2(nowhere, stream.fileno())
     sys.exit(code)
+
+
+def _completed() -> int:
+    """Print the words that a shell wants for the Tab key; the exit code."""
+    from poise.cli.words import answer
+
+    return answer()
 
 
 def _open_closed_streams() -> None:
