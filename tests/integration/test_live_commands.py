@@ -268,6 +268,12 @@ def test_a_job_file_may_come_on_standard_input(api: Api) -> None:
         (["x.py"], "x.py: neither a job file (.yaml) nor a script that begins with #!; a command goes after --: "
                    "poise submit -- python x.py"),
         (["job.yaml", "--", "x"], "job.yaml says what to run; leave the command out"),
+        (["--export", "", "--", "x"], "--export: expected `all`, `none`, or names of variables with commas, got ''"),
+        (["--export", "A-B", "--", "x"], "--export: expected `all`, `none`, or names of variables with commas, got 'A-B'"),
+        (["--export", "A,none", "--", "x"],
+         "--export: `none` does not go together with names or `all`; leave one of them out"),
+        (["--export", "POISE_TOKEN", "--", "x"], "export: POISE_TOKEN: names that begin with POISE_ are Poise's own"),
+        (["--export", "POISE_X=1", "--", "x"], "env: names that begin with POISE_ are Poise's own"),
         (["typo.yaml"], "typo.yaml:2: unknown key 'gups'; did you mean gpus?"),
         (["-g", "9" * 5000, "--", "x"], f"--gpus: expected at most 100,000 GPUs, got '{'9' * 40}'"),
         (["-g", "1..99999999999", "--", "x"], "--gpus: expected at most 100,000 GPUs, got '1..99999999999'"),

@@ -11,9 +11,11 @@ from tests.fake_desk import talking
 from poise.scheduler.model.errors import RequestError
 from poise.service.client.config import ServerAddress
 from poise.service.client.exporting import Exported, exported
+from poise.service.client.submission import validated
 from poise.service.wire.environments import joined, parse_export, sha256_of, text_of
 from poise.service.wire.request import (
     MOST_ENVIRONMENT,
+    MOST_ENVIRONMENTS,
     MOST_VARIABLES,
     JobRequest,
     Submission,
@@ -171,6 +173,25 @@ def test_what_one_job_is_given_wins_and_more_than_fits_is_refused() -> None:
     assert (whole.env, whole.exported) == ({"A": "own", "B": "shell"}, None)
     with pytest.raises(RequestError, match=r"^env: more than 500 variables and 65,536 characters, with what is exported; "):
         joined(request, {"C": "x" * MOST_ENVIRONMENT})
+
+
+@pytest.mark.parametrize(
+    ("environments", "said"),
+    [
+        ([{}] * (MOST_ENVIRONMENTS + 1), "environments: expected at most 8 of them"),
+        ([{f"V{number}": "" for number in range(MOST_VARIABLES + 1)}], "environments: expected at most 500 of them"),
+        ([{"A": "x" * MOST_ENVIRONMENT}], "environments: more than 65,536 characters"),
+        ([{"POISE_JOB": "1"}], "environments: names that begin with POISE_ are Poise's own"),
+        ([{"A B": "1"}], "environments: expected names of letters, digits and `_`, got 'A B'"),
+        ([{"A": "1\0"}], "environments: a character in it cannot be passed on"),
+        ([{"A": 1}], "environments: expected text, got 1"),
+        ("A=1", "environments: expected a list, got 'A=1'"),
+    ],
+)
+def test_environments_of_a_submission_are_bounded_and_checked(environments: object, said: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        validated(Submission, jobs=(JOB,), environments=environments)
+    assert str(refused.value) == said
 
 
 def test_a_service_is_here_if_it_left_its_address_here_or_listens_on_the_loopback(tmp_path: Path) -> None:

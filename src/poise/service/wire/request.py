@@ -434,7 +434,7 @@ def first_problem(error: ValidationError) -> tuple[str | None, str]:
     if first["type"] == "extra_forbidden":
         known = _PARTS[path[0]].model_fields if path[0] in _PARTS else JobRequest.model_fields
         return ".".join(path[:-1]) or None, str(UnknownNameError("field", path[-1], known))
-    inner = [part for part in path[1:] if not part.isdigit()] if path[0] != "env" else []
+    inner = [part for part in path[1:] if not part.isdigit()] if path[0] not in ("env", "environments") else []
     return ".".join([path[0], *inner]), _expectation(first, path)
 
 
