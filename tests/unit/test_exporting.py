@@ -22,7 +22,10 @@ from poise.service.wire.request import (
     environment_problem,
 )
 
-SETTINGS = {"HF_TOKEN": "secret", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "4", "NCCL_DEBUG": "INFO", "http_proxy": "http://p"}
+SETTINGS = {
+    "HF_TOKEN": "secret", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "4", "NCCL_DEBUG": "INFO", "http_proxy": "http://p",
+    "DATA_PATH": "/data", "RANKING": "x", "GROUP_NAME": "x", "HISTORY": "9", "TERMS": "3", "PATHS": "x", "MODULE": "m",
+}  # fmt: skip
 """What a job can use wherever it runs."""
 PLACES = {
     "PATH": "/opt/cuda/bin:/usr/bin", "LD_LIBRARY_PATH": "/opt/cuda/lib", "LD_PRELOAD": "/lib/x.so", "PYTHONPATH": "/me/lib",
@@ -36,6 +39,7 @@ NEVER = {
     "XDG_RUNTIME_DIR": "/run/me", "XDG_SESSION_ID": "1", "PWD": "/p", "OLDPWD": "/o", "SHLVL": "1", "_": "/bin/poise",
     "LS_COLORS": "x", "VIRTUAL_ENV": "/v", "VIRTUAL_ENV_PROMPT": "v", "CONDA_PREFIX": "/c", "CONDA_SHLVL": "1",
     "BASH_FUNC_ml%%": "() { :; }", "ARRAY_INDEX": "1", "RAY_ADDRESS": "head:6379",
+    "HIP_VISIBLE_DEVICES": "1", "MPLBACKEND": "module://matplotlib_inline.backend_inline", "JPY_PARENT_PID": "1",
 }  # fmt: skip
 SHELL = {**SETTINGS, **PLACES, **NEVER}
 JOB = JobRequest(command=("x",))
