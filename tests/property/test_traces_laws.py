@@ -108,6 +108,15 @@ SAMPLES = (
     b"job_id,submission_time,duration,num_gpu\na,1,2,3\n",
     b"job_id,user,vc,gpu_num,cpu_num,state,submit_time,duration\n1,u,v,1,4,Pass,2017-10-01 07:16:28,348\n",
     b"name,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\np,1,460,A|B,LS,Failed,1,9,3\n",
+    b"JobID|Cluster|Submit|Eligible|Start|Elapsed|End|State|AllocTRES|ReqTRES|NNodes\n7_1|c|2026-01-02T03:04:05|Unknown|"
+    b"2026-01-02T03:05:05|1-00:00:10|2026-01-03T03:05:15|CANCELLED by 0|gres/gpu:a100=2,gres/gpu=2|gres/gpu=2|1\n",
+    b'{"jobs": [{"association": {}, "allocation_nodes": 1, "job_id": 7, "state": {"current": ["FAILED"]}, "time": {"end": 9,'
+    b' "submission": {"set": true, "number": 5}, "start": 6}, "tres": {"allocated": [{"type": "gres", "name": "gpu",'
+    b' "count": 2}]}}]}',
+    b'{"apiVersion": "v1", "items": [{"apiVersion": "v1", "kind": "Pod", "metadata": {"creationTimestamp":'
+    b' "2026-01-02T03:04:05Z", "name": "a", "uid": "u"}, "spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu":'
+    b' "4"}}}]}, "status": {"phase": "Failed", "startTime": "2026-01-02T03:05:05Z", "containerStatuses": [{"state":'
+    b' {"terminated": {"finishedAt": "2026-01-02T03:05:15Z"}}}]}}]}',
 )
 
 

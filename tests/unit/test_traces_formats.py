@@ -43,6 +43,15 @@ PHILLY_FLAT = """[{"status": "Failed", "vc": "v", "jobid": "a1", "submitted_time
 PHILLY_ATTEMPTS = """[{"id": "a1", "num_gpus": 8, "runtime": 1.0, "submitted_time": "2017-10-07 01:11:39",
   "attempts": [{"start_time": "2017-10-07 01:12:00", "end_time": "2017-10-07 01:12:10"},
                {"start_time": "2017-10-07 01:13:00", "end_time": "2017-10-07 01:14:00"}]}]"""
+SACCT = (
+    "JobID|Account|Submit|Start|End|ElapsedRaw|State|AllocTRES\n"
+    "7|vision|2026-01-02T03:04:05|2026-01-02T03:05:05|2026-01-02T03:05:15|10|COMPLETED|gres/gpu=4\n"
+)
+POD = """{"apiVersion": "v1", "items": [{"apiVersion": "v1", "kind": "Pod",
+  "metadata": {"creationTimestamp": "2026-01-02T03:04:05Z", "name": "a", "namespace": "vision", "uid": "u1"},
+  "spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "4"}}}]},
+  "status": {"phase": "Succeeded", "startTime": "2026-01-02T03:05:05Z",
+    "containerStatuses": [{"state": {"terminated": {"finishedAt": "2026-01-02T03:05:15Z"}}}]}}], "kind": "List"}"""
 POISE = '{"job": "a", "submitted": 5, "gpus": 4, "duration": 60}\n'
 SUBMITTED = 1507338699.0
 
@@ -56,6 +65,8 @@ SAMPLES = {
     "itp": ITP,
     "helios": HELIOS,
     "alibaba": ALIBABA,
+    "sacct": SACCT,
+    "kubernetes": POD,
 }
 
 

@@ -192,6 +192,42 @@ def timestamp(text: str, field: str) -> float:
     return seconds
 
 
+# Values of a JSON object, where null is the same as nothing.
+
+
+def object_in(record: Record, key: str) -> Record:
+    """Return the object of this key; an empty one where there is none."""
+    value = record.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise field_refusal(key, "an object", value)
+    return value
+
+
+def objects_in(record: Record, key: str) -> list[Record]:
+    """Return the list of objects of this key; an empty one where there is none."""
+    value = record.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise field_refusal(key, "a list", value)
+    for part in value:
+        if not isinstance(part, dict):
+            raise field_refusal(key, "a list of objects", part)
+    return value
+
+
+def text_in(record: Record, key: str) -> str:
+    """Return the text of this key; an empty one where there is none."""
+    value = record.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise field_refusal(key, "text", value)
+    return value
+
+
 # Lines and rows.
 
 

@@ -10,6 +10,8 @@ from poise.lab.traces.formats import (
     gavel,
     helios,
     itp,
+    kubernetes,
+    kubernetes_objects,
     philly,
     philly_csv,
     poise,
@@ -95,24 +97,35 @@ def _is_poise(text: str) -> bool:
     """Accept what has sure column names, so that a misspelt other one is named by the reader."""
     if text.lstrip()[:1] == "{":
         keys = set(_KEY.findall(_first_line(text)))
-        return keys.isdisjoint((*philly.KEYS, *sacct_json.KEYS)) and not keys.isdisjoint(poise.REQUIRED)
+        return keys.isdisjoint((*philly.KEYS, *_OTHER_KEYS)) and not keys.isdisjoint(poise.REQUIRED)
     return len(set(split_header(_first_line(text))) & set(poise.REQUIRED)) >= 2
+
+
+_OTHER_KEYS = (*sacct_json.KEYS, *kubernetes_objects.KEYS)
+"""Of formats whose objects hold what their users write, in which other formats' keys may stand."""
 
 
 def _is_philly(text: str) -> bool:
     keys = set(_KEY.findall(text))
-    return text.lstrip()[:1] in ("[", "{") and not keys.isdisjoint(philly.KEYS) and keys.isdisjoint(sacct_json.KEYS)
+    return text.lstrip()[:1] in ("[", "{") and not keys.isdisjoint(philly.KEYS) and keys.isdisjoint(_OTHER_KEYS)
 
 
 def _is_sacct(text: str) -> bool:
     if text.lstrip()[:1] == "{":
-        return set(sacct_json.KEYS) <= set(_KEY.findall(text))
+        keys = set(_KEY.findall(text))
+        return set(sacct_json.KEYS) <= keys and keys.isdisjoint(kubernetes_objects.KEYS)
     return sacct_text.is_header(_first_line(text))
 
 
 _AS_LOGGED = (
     "a job's duration is that on the GPUs that it ran on, and counts as that on the reference type of the throughput table",
 )
+
+
+def _is_kubernetes(text: str) -> bool:
+    return text.lstrip()[:1] == "{" and set(kubernetes_objects.KEYS) & set(_KEY.findall(text)) != set()
+
+
 FORMATS = (
     Format("poise", "Poise's own: JSON lines, or CSV with the same columns", _is_poise, poise.records, poise.job_of),
     _tsv("gavel", "Gavel: 10 tab-separated columns, or the older 7", gavel.job_of, gavel.WIDTHS),
@@ -136,6 +149,14 @@ FORMATS = (
         _is_sacct,
         sacct.records,
         sacct.job_of,
+        _AS_LOGGED,
+    ),
+    Format(
+        "kubernetes",
+        "Kubernetes: what `kubectl get -o json` prints of pods, Jobs, Kueue's Workloads, Volcano's Jobs",
+        _is_kubernetes,
+        kubernetes.records,
+        kubernetes.job_of,
         _AS_LOGGED,
     ),
 )

@@ -37,7 +37,7 @@ def runs(source: TraceInput) -> Iterator[SlurmRun | SlurmStep]:
     for number, text in lines:
         cells = (text.removesuffix(delimiter) if ends else text).split(delimiter)
         if len(cells) != len(names):
-            hint = f"leave out columns that may hold {delimiter!r}, such as JobName, or choose a --delimiter"
+            hint = f"leave out columns that may hold {delimiter!r}, such as JobName and Constraints, or choose a --delimiter"
             raise source.error(number, None, f"expected {len(names)} cells, as in the header, got {len(cells)}; {hint}")
         try:
             yield _row(number, {name: cells[place].strip() for name, place in places.items() if name in READ})
