@@ -19,7 +19,7 @@ from poise.scheduler.core.reasons import Code
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.arithmetic import Bools, Floats, Ints
 from poise.scheduler.model.job_table import JobView, Snapshot
-from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, PolicyProperty
+from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, Listing, PolicyProperty
 
 WIDTH = 100
 """Columns of the help that the reference shows."""
@@ -44,6 +44,11 @@ def _code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
+def _source(listing: Listing) -> str:
+    """What a policy is from, as a link to the paper if it is one."""
+    return listing.paper if listing.url is None else f"[{listing.paper}]({listing.url})"
+
+
 def _policies(_argument: str) -> str:
     """The comparison: one row a policy, one column a claim."""
     headings = ["policy", "family", "what it does", "parameters", *map(str, PolicyProperty), "from"]
@@ -54,7 +59,7 @@ def _policies(_argument: str) -> str:
             each.summary,
             " ".join(_code(parameter.name) for parameter in each.parameters),
             *("yes" if claim in each.claims else "" for claim in PolicyProperty),
-            each.paper,
+            _source(each),
         ]
         for each in POLICIES.values()
     ]
@@ -64,9 +69,7 @@ def _policies(_argument: str) -> str:
 def _systems(_argument: str) -> str:
     """Where each policy stands among the systems of the field."""
     headings = ["system", "paper", "optimises", "fairness", "heterogeneity", "gang", "elasticity", "verified here"]
-    rows = [
-        [f"[`{each.name}`]({each.name}.md)", each.paper, *astuple(each.traits)] for each in POLICIES.values() if each.traits
-    ]
+    rows = [[f"[`{each.name}`]({each.name}.md)", _source(each), *astuple(each.traits)] for each in POLICIES.values()]
     return _table(headings, rows)
 
 
@@ -81,7 +84,7 @@ def _policy(name: str) -> str:
         ("parameter", "default", "meaning"), [(_code(p.name), _code(p.default), p.meaning) for p in listing.parameters]
     )
     shown = parameters if listing.parameters else "It has no parameters."
-    return f"From: {listing.paper}.\n\n{claimed}\n\n{shown}"
+    return f"From: {_source(listing)}.\n\n{claimed}\n\n{shown}"
 
 
 def _combinators(_argument: str) -> str:

@@ -101,6 +101,16 @@ def test_a_policy_has_a_page(name: str) -> None:
         assert f"`{parameter.name}`" in text, f"{page.name} does not mention the parameter {parameter.name}"
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_links_the_paper_that_it_is_from(name: str) -> None:
+    """A source that names a year is a paper; what has none is a yardstick."""
+    listing = POLICIES[name]
+    assert (listing.url is not None) == bool(re.search(r"\d\d", listing.paper)), listing.paper
+    if listing.url is not None:
+        assert re.fullmatch(r"https://(doi\.org/10\.\d{4}/|www\.usenix\.org/conference/)\S+", listing.url)
+        assert f"From: [{listing.paper}]({listing.url})." in (PAGES / f"{name}.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", COMBINATORS)
 def test_a_combinator_says_what_it_does(name: str) -> None:
     assert COMBINATORS[name].summary

@@ -31,7 +31,7 @@ def policies(name: str | None, as_json: bool) -> None:
 
 def document(listing: Listing) -> dict[str, object]:
     """A row of the catalogue as JSON."""
-    fields = {name: getattr(listing, name) for name in ("name", "family", "summary", "paper", "claims")}
+    fields = {name: getattr(listing, name) for name in ("name", "family", "summary", "paper", "url", "claims")}
     parameters = [
         {"name": parameter.name, "default": parameter.default, "meaning": parameter.meaning}
         for parameter in listing.parameters
@@ -59,6 +59,8 @@ def _show_all() -> None:
 def _show_one(listing: Listing) -> None:
     click.echo(f"{listing.name} ({listing.family}): {listing.summary}")
     click.echo(f"from: {listing.paper}")
+    if listing.url is not None:
+        click.echo(f"url: {listing.url}")
     for claim in listing.claims:
         click.echo(f"claims: {claim}")
     for name, words in asdict(listing.traits).items():

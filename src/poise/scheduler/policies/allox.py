@@ -31,6 +31,7 @@ import numpy as np
 from poise.scheduler.model.arithmetic import Floats, Ints
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.model.workload import Allocation, Leftover, Workload
+from poise.scheduler.policies import papers
 from poise.scheduler.policies.listing import Capability, Parameter, PolicyProperty, fraction, share_listing
 from poise.scheduler.policies.shares import Memoryless
 from poise.scheduler.solve.matching import Matching, match
@@ -80,6 +81,7 @@ LISTING = share_listing(
     heterogeneity="chooses types by processing time and position",
     gang="whole; several GPUs count as one machine",
     verified="the worked matrix, exactly; the matching against brute force",
+    url=papers.ALLOX,
 )
 
 

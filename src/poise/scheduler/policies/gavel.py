@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from poise.scheduler.model.arithmetic import Floats, Ints, dot
 from poise.scheduler.model.workload import Allocation, Leftover, Workload
-from poise.scheduler.policies import shares
+from poise.scheduler.policies import papers, shares
 from poise.scheduler.policies.listing import Capability, Parameter, PolicyProperty, choice, positives, share_listing
 from poise.scheduler.policies.promises import AmongTenants, among_jobs
 from poise.scheduler.policies.shares import GAVEL, SECOND_AIM, Count, Memoryless, Norm, SecondAim
@@ -105,6 +105,7 @@ MAX_MIN = share_listing(
     optimises="the least effective throughput over jobs",
     fairness="max-min over throughput relative to a fair share",
     verified="the worked examples, to 1e-6; the numbers of Gavel's code on its traces, within 5 %",
+    url=papers.GAVEL,
 )
 
 
@@ -153,6 +154,7 @@ HIERARCHICAL = share_listing(
     optimises="the least share over tenants, then over their jobs",
     fairness="weighted max-min over tenants; fair or by arrival inside",
     verified="the worked example in three variants; one tenant is lexicographic max-min",
+    url=papers.GAVEL,
 )
 
 
@@ -188,6 +190,7 @@ MAX_THROUGHPUT = share_listing(
     optimises="throughput in total",
     fairness="none",
     verified="the worked example, raw and normalised; the numbers of Gavel's code on its traces, within 5 %",
+    url=papers.GAVEL,
 )
 
 
@@ -233,6 +236,7 @@ MAKESPAN = share_listing(
     optimises="the moment at which the last job ends",
     fairness="none: whoever ends last counts",
     verified="the worked example, to 1e-6; the makespans of Gavel's code on its traces, within 1 %",
+    url=papers.GAVEL,
 )
 
 
@@ -329,6 +333,7 @@ FINISH_TIME = share_listing(
     optimises="the worst finish-time ratio",
     fairness="max-min over finish time against an n-th of the cluster",
     verified="the worked examples, to 1e-5; the numbers of Gavel's code on its traces, within 5 %",
+    url=papers.THEMIS,
 )
 
 
@@ -398,6 +403,7 @@ MIN_COST = share_listing(
     fairness="none; deadlines are kept where they can be",
     heterogeneity="chooses types by throughput and price",
     verified="the worked ratios, to 1e-4; says so when a deadline cannot be met",
+    url=papers.GAVEL,
 )
 
 

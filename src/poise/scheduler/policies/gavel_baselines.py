@@ -16,6 +16,7 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Bools, Floats, Ints, dot
 from poise.scheduler.model.workload import Allocation, Awareness, Leftover, Pairs, Workload
+from poise.scheduler.policies import papers
 from poise.scheduler.policies.listing import Capability, Parameter, PolicyProperty, choice, share_listing, whole_number
 from poise.scheduler.policies.promises import among_jobs_alike
 from poise.scheduler.policies.shares import GAVEL, Memoryless, in_columns, isolated_shares, packed
@@ -55,6 +56,7 @@ PROPORTIONAL = share_listing(
     fairness="time on every type by how many GPUs there are of it",
     heterogeneity="gives every job the same mix of types",
     verified="allocations are feasible in random worlds and do not look at speeds",
+    url=papers.GAVEL,
 )
 
 
@@ -81,6 +83,7 @@ ISOLATED = share_listing(
     fairness="an n-th of every type for each job",
     heterogeneity="gives every job the same mix of types",
     verified="the same least share as max-min blind to types; the numbers of Gavel's code, within 0.5 %",
+    url=papers.GAVEL,
 )
 
 
@@ -144,6 +147,7 @@ FIFO_FASTEST = share_listing(
     heterogeneity="each job on its fastest free type",
     gang="whole; the head blocks",
     verified="the worked example; starts in order in random worlds",
+    url=papers.GAVEL,
 )
 
 
@@ -192,6 +196,7 @@ SJF = share_listing(
     heterogeneity="each job on its fastest free type",
     gang="whole, shortest first",
     verified="no GPU idles that a gang could use, in random worlds",
+    url=papers.GAVEL,
 )
 
 
@@ -289,6 +294,7 @@ GANDIVA_EMULATED = share_listing(
     heterogeneity="blind, but pairs share a type only where they gain there",
     gang="whole gangs; pairs of equal gang",
     verified="no pair while demand fits; no pair that loses; feasible in random workloads",
+    url=papers.GAVEL,
 )
 
 

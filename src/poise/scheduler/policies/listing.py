@@ -89,6 +89,7 @@ UNSTATED = Traits(**dict.fromkeys((each.name for each in fields(Traits)), "not s
 class Listing:
     """What there is to say of one policy.
 
+    paper     what the policy is from;  url: where that can be read, None where it is no paper
     make      builds the policy from the values of its parameters
     can       its capabilities, except SIZES, which every policy has that does not claim the opposite
     promise   what it promises to those who share, from the values of its parameters
@@ -110,6 +111,7 @@ class Listing:
     plain: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     live: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     origin: str = field(default="", kw_only=True)
+    url: str | None = field(default=None, kw_only=True)
 
     @property
     def capabilities(self) -> frozenset[Capability]:

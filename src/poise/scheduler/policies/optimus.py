@@ -33,6 +33,7 @@ from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.plan import Claim, Plan
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.model.units import next_round_end
+from poise.scheduler.policies import papers
 from poise.scheduler.policies.listing import (
     Capability,
     Family,
@@ -176,6 +177,7 @@ LISTING = Listing(
         elasticity="grows and shrinks jobs every 10 minutes",
         verified="the example with parameter servers, exactly; fits recover known curves; gains never rise",
     ),
+    url=papers.OPTIMUS,
 )
 
 

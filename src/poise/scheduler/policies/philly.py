@@ -32,6 +32,7 @@ from poise.scheduler.model.cluster import Site, site_of
 from poise.scheduler.model.job_table import JobTable, Snapshot
 from poise.scheduler.model.plan import Claim, Plan
 from poise.scheduler.model.speed import Locality
+from poise.scheduler.policies import papers
 from poise.scheduler.policies.listing import (
     Capability,
     Family,
@@ -139,6 +140,7 @@ LISTING = Listing(
         verified="no job within quota is preempted; tries relax at the published moments; "
         "on the Philly trace delay shifts from fair share to fragmentation as gangs grow",
     ),
+    url=papers.PHILLY,
 )
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from poise.scheduler.model.job_table import JobView
 from poise.scheduler.model.plan import Order, PreemptionRule, Rank, Unfitting
 from poise.scheduler.model.speed import Locality
+from poise.scheduler.policies import papers
 from poise.scheduler.policies.listing import PolicyProperty, queue_listing
 
 _TABLE = "the Tiresias simulator's 60-job table, exactly"
@@ -55,6 +56,7 @@ FIFO_SKIP = queue_listing(
     fairness="order of arrival, as far as gangs fit",
     gang="whole; one that does not fit is passed over",
     verified=f"{_TABLE}; no GPU idles that a gang could use",
+    url=papers.TIRESIAS,
 )
 
 SMALLEST_FIRST = queue_listing(
@@ -67,6 +69,7 @@ SMALLEST_FIRST = queue_listing(
     fairness="none: large gangs may starve",
     gang="whole; smallest first",
     verified=_TABLE,
+    url=papers.TIRESIAS,
 )
 
 # Remaining work. A running job's R_m falls at its pace, so its rank only improves: under srtf and srsf time alone never
@@ -83,6 +86,7 @@ SRTF = queue_listing(
     fairness="none: long jobs may starve",
     gang="whole, in order of remaining time",
     verified=_TABLE,
+    url=papers.SCHRAGE,
 )
 
 SRSF = queue_listing(
@@ -95,6 +99,7 @@ SRSF = queue_listing(
     fairness="none: large long jobs may starve",
     gang="whole, in order of remaining GPU-time",
     verified=_TABLE,
+    url=papers.TIRESIAS,
 )
 
 LRTF = queue_listing(
@@ -122,6 +127,7 @@ LAS = queue_listing(
     fairness="least attained seconds first",
     gang="whole, in order of attained seconds",
     verified="an oracle of the Tiresias simulator, job by job; no GPU idles that a gang could use",
+    url=papers.TIRESIAS,
 )
 
 PER_SECOND = 1_000_000
@@ -155,4 +161,5 @@ FFDL = queue_listing(
     fairness="order of arrival, the largest gang first among equals",
     gang="whole, on the fewest nodes; the head blocks; pack or spread is the placement",
     verified="pack starts the 4-GPU job that spread keeps waiting; no deadlock where pods one by one have one",
+    url=papers.FFDL,
 )

@@ -22,6 +22,7 @@ import numpy as np
 from poise.scheduler.model.arithmetic import Floats, Ints, dot, log
 from poise.scheduler.model.errors import GaveUpError
 from poise.scheduler.model.workload import Allocation, Pairs, Workload
+from poise.scheduler.policies import papers
 from poise.scheduler.policies.listing import PolicyProperty, share_listing
 from poise.scheduler.policies.promises import among_jobs
 from poise.scheduler.policies.shares import GAVEL, Memoryless, inverse, market_of, nothing_for, proportional, usable
@@ -62,6 +63,7 @@ LISTING = share_listing(
     fairness="proportional fairness; lying about speeds gains nothing",
     heterogeneity="chooses types by stated throughput",
     verified="the worked allocation and discounts, to 1e-3; no misreport on a grid gains",
+    url=papers.COLE,
 )
 
 

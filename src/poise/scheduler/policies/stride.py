@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.plan import Claim, Plan, PreemptionRule, Unfitting
+from poise.scheduler.policies import papers
 from poise.scheduler.policies.listing import Family, Parameter, PolicyProperty, choice, listed, positive
 from poise.scheduler.policies.promises import among_jobs
 
@@ -154,4 +155,5 @@ LISTING = listed(
     heterogeneity="on its fastest free type",
     gang="whole, by pass; one that does not fit keeps its pass",
     verified="the published tables of passes, exactly; shares over 2,000 quanta to 0.01",
+    url=papers.GANDIVA_FAIR,
 )

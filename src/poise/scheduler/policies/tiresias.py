@@ -34,6 +34,7 @@ from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.job_table import JobView
 from poise.scheduler.model.plan import Order, PreemptionRule, Rank, Unfitting
 from poise.scheduler.model.speed import Locality
+from poise.scheduler.policies import papers
 from poise.scheduler.policies.listing import Parameter, PolicyProperty, choice, number, queue_listing, rising, whole_number
 
 RUNNING, WAITING = 0, 1
@@ -172,6 +173,7 @@ TIRESIAS = queue_listing(
     fairness="least attained GPU-time first, in coarse queues",
     gang="whole; skewed models insist on the fewest nodes",
     verified="the authors' simulator on its 60-job trace, job by job",
+    url=papers.TIRESIAS,
 )
 
 
@@ -287,4 +289,5 @@ TIRESIAS_GITTINS = queue_listing(
     fairness="highest Gittins index first inside queues by attained GPU-time",
     gang="whole; skewed models insist on the fewest nodes",
     verified="the worked indices, to 1e-4",
+    url=papers.TIRESIAS,
 )

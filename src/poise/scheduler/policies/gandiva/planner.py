@@ -30,6 +30,7 @@ from poise.scheduler.model.plan import Claim, Plan
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.model.topology import PlacementView
 from poise.scheduler.model.units import next_round_end
+from poise.scheduler.policies import papers
 from poise.scheduler.policies.gandiva.reaction import Combination, GandivaMemory, GandivaPlan, NodeMark, PlacedUnit, seat
 from poise.scheduler.policies.listing import (
     Capability,
@@ -142,6 +143,7 @@ LISTING = Listing(
         elasticity="grows onto idle GPUs of the node, gives them back before a job has to wait",
         verified="no pair while demand fits; a pair that loses is parted within a period; a shrink comes before a wait",
     ),
+    url=papers.GANDIVA,
 )
 
 

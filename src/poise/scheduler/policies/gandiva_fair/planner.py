@@ -24,6 +24,7 @@ from poise.scheduler.model.cluster import Site, site_of
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.plan import Claim, Plan, PreemptionRule, StopMode, Unfitting
 from poise.scheduler.model.units import next_round_end
+from poise.scheduler.policies import papers
 from poise.scheduler.policies.gandiva_fair.accounts import Place, TenantAccounts, credited, seconds_run, settled
 from poise.scheduler.policies.gandiva_fair.entitlements import (
     NOBODY_ENTITLED,
@@ -175,6 +176,7 @@ LISTING = Listing(
         "with gangs of 1 to 16, and mostly of all GPU time; two of four tenants gain about 30 % by trade and "
         "none loses",
     ),
+    url=papers.GANDIVA_FAIR,
 )
 
 

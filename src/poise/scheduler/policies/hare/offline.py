@@ -28,6 +28,7 @@ from poise.scheduler.model.job import Status
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.micro_batches import Mix
 from poise.scheduler.model.plan import Claim, Grain, Plan
+from poise.scheduler.policies import papers
 from poise.scheduler.policies.hare.list_schedule import GpuPool, RoundWork, Schedule, middled, schedule
 from poise.scheduler.policies.hare.rank_sharing import LEASES_ONLY, Dealer, DealerMemory, live_gpus
 from poise.scheduler.policies.listing import (
@@ -96,6 +97,7 @@ LISTING = Listing(
         elasticity="any number of GPUs up to the micro-batches of a round",
         verified="the worked example; within the bound of the optimum on 500 instances, 1.02 times it on average",
     ),
+    url=papers.HARE,
 )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.job_table import Snapshot
+from poise.scheduler.policies import papers
 from poise.scheduler.policies.hare.rank_sharing import LEASES_ONLY, Dealer, StarvationGuard
 from poise.scheduler.policies.listing import (
     Family,
@@ -81,4 +82,5 @@ LISTING = Listing(
         elasticity="any number of GPUs up to the micro-batches of a round",
         verified="two equal jobs alternate; slow GPUs are charged less; a newcomer gets the next GPU",
     ),
+    url=papers.HARE,
 )

@@ -30,6 +30,7 @@ from poise.scheduler.model.arithmetic import Bools, Floats, Ints
 from poise.scheduler.model.cluster import Site, site_of
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.plan import Plan
+from poise.scheduler.policies import papers
 from poise.scheduler.policies.listing import (
     Capability,
     Family,
@@ -235,4 +236,5 @@ LISTING = Listing(
         verified="the worked auctions exactly; payments ((n-1)/n)^(n-1); no gain from lying with divisible GPUs; "
         "lower worst rho than las, srtf and fifo on a mix that is sensitive to placement",
     ),
+    url=papers.THEMIS,
 )
