@@ -1,5 +1,6 @@
 """What each format's reader makes of a row, and what it says of a row that is wrong."""
 
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -326,3 +327,15 @@ def test_text_may_have_a_byte_order_mark_and_windows_line_ends_and_blank_lines(t
 
 def test_whole_number_may_be_written_with_a_point(tmp_path: Path) -> None:
     assert only(tmp_path, ITP.replace(",64", ",64.0")).job.gpus == 64
+
+
+@pytest.mark.parametrize("name", [each.name for each in FORMATS if each.name != "poise"])
+def test_every_format_says_where_its_data_is(name: str) -> None:
+    """Published data has an address, a licence and a size; what comes from a cluster of one's own has a manual."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "traces.md").read_text(encoding="utf-8")
+    section = page.partition(f"### {name}\n")[2].partition("\n### ")[0].partition("\n## ")[0]
+    (data,) = re.findall(r"^\*\*Data\.\*\* (?:.+\n)+", section + "\n", re.MULTILINE)
+    assert re.search(r"\]\(https://\S+\)", data)
+    own = name in ("sacct", "kubernetes")
+    assert own == data.startswith("**Data.** Your own")
+    assert own or (re.search(r"[Ll]icence", data) and re.search(r"\d [kMG]B", data))

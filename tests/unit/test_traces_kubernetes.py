@@ -294,7 +294,7 @@ def wrong(path: str, value: object) -> Json:
     return found
 
 
-WRONG = [
+WRONG: list[tuple[str, object, str]] = [
     ("metadata.creationTimestamp", "soon", "creationTimestamp: expected a time such as 2017-10-09 07:01:55, got 'soon'"),
     (
         "metadata.creationTimestamp",
