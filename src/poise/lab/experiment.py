@@ -24,7 +24,7 @@ from poise.lab.traces.schema import Trace
 from poise.scheduler.core.settings import Cadence, Settings
 from poise.scheduler.model.action import JournalEntry
 from poise.scheduler.model.cluster import MOST_GPUS, Cluster
-from poise.scheduler.model.errors import RequestError
+from poise.scheduler.model.errors import OptionError, RequestError
 from poise.scheduler.model.job import Job
 from poise.scheduler.policies.catalogue import Capability, capabilities_of, with_combinators
 from poise.scheduler.throughput.speeds import Speeds
@@ -66,7 +66,7 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulationResult:
+class SimulatedRun:
     """What came of a simulation."""
 
     summary: Summary
@@ -76,7 +76,7 @@ class SimulationResult:
 
 def simulate(
     trace: Trace, experiment: Experiment, *, journal: Path | None = None, watch: Callable[[int], bool] = lambda _ended: True
-) -> SimulationResult:
+) -> SimulatedRun:
     """Run a trace under an experiment.
 
     journal   file to write the journal to
@@ -117,7 +117,7 @@ def simulate(
     labels = SummaryLabels(experiment.policy, trace.name, str(experiment.cluster), experiment.seed, len(trace.jobs))
     rounds = None if experiment.settings.cadence is Cadence.EVENTS else experiment.settings.round
     summary = summarise(history, measured, labels, effort, round_seconds=rounds, partial=not complete)
-    return SimulationResult(summary, history, measured)
+    return SimulatedRun(summary, history, measured)
 
 
 def header_of(trace: Trace, experiment: Experiment) -> Header:
@@ -206,7 +206,7 @@ def divided(trace: Trace, per_gpu: int) -> Trace:
     def divide(job: Job) -> Job:
         count = job.gpus * per_gpu
         if count > MOST_GPUS:
-            raise RequestError(f"--micro-batches: expected at most {MOST_GPUS:,} a job, got {count:,} for job {job.id!r}")
+            raise OptionError("micro_batches", f"expected at most {MOST_GPUS:,} a job, got {count:,} for job {job.id!r}")
         return replace(job, micro_batches=count, min_gpus=None, max_gpus=None)
 
     def is_settled(job: Job) -> bool:

@@ -1,0 +1,1 @@
+"""The library for studies: what `import poise` offers besides the client."""
