@@ -7,6 +7,7 @@ import click
 
 from poise.cli.options import DURATION, examples, json_option, print_json, with_options
 from poise.cli.output import show_table
+from poise.cli.outside import find_policy
 from poise.lab.bench import WorkloadDraw, time_policy, with_defaults
 from poise.lab.clusters import read_cluster
 from poise.lab.progress import Bar
@@ -59,6 +60,7 @@ def solve(*, spec: str, repeats: int, as_json: bool, **drawing: int | str | None
     fast one. The same options draw the same jobs everywhere. In an auction each app is a sweep of up to 8 jobs, and all bid.
     A plan of hare places all tasks of jobs of up to 100 rounds; its objective is the sum of weighted completion times.
     """
+    find_policy(spec)
     policy = policy_named(spec)
     draw = with_defaults(policy, WorkloadDraw(**drawing))  # type: ignore[arg-type]  # click has seen to the types
     with Bar(spec, repeats, quiet=as_json) as bar:
@@ -123,6 +125,7 @@ def fidelity(policies: tuple[str, ...], quiet: bool, as_json: bool, **options: A
     cluster, count, length = read_cluster(options["cluster"]), options["jobs"], options["round_"]
     chosen = policies or POLICIES
     for spec in chosen:
+        find_policy(spec)
         policy_named(spec)
     seeds = range(options["seed"], options["seed"] + options["runs"])
     served = {"local": on_this_machine, "remote": on_agents}[options["backend"]]

@@ -11,6 +11,7 @@ from poise.cli import INTERRUPTED
 from poise.cli.experiment import check_rows, check_rows_ending, experiment_options, per_job_option, read_experiment
 from poise.cli.options import FILE, FOLDER, examples, force_option, json_option, print_json, with_options
 from poise.cli.output import check_report, show_notes, show_table, watching
+from poise.cli.outside import find_policy
 from poise.cli.sweep import SweepRequest, parse_loads, sweep
 from poise.lab.analysis.run_tables import per_job_table
 from poise.lab.analysis.summary import Summary
@@ -101,6 +102,7 @@ def _compare(trace: str, names: list[str], files: ComparedFiles, options: dict[s
     request = read_experiment(trace, options, names[0])
     experiments = [replace(request.experiment, policy=name) for name in names]
     for experiment in experiments:
+        find_policy(experiment.policy)
         experiment.effective_policy()
     make_folder("--out", files.out)
     replaced += check_rows(files.per_job, force=force)  # it may lie in the folder that was just made
@@ -113,7 +115,7 @@ def _compare(trace: str, names: list[str], files: ComparedFiles, options: dict[s
     if files.out is not None:
         write_comparison(files.out, summaries)
     if files.per_job is not None:
-        joined({run.summary.policy: rows for run, rows in done}).write(files.per_job)
+        joined([(run.summary.policy, rows) for run, rows in done]).write(files.per_job)
     show_notes(list(_notes_after(summaries)), quiet=quiet)
     title = f"{request.trace.name} on {request.experiment.cluster}"
     try:

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from poise.cli.options import DURATION, FILE, choice_of, only_json_option, with_options
+from poise.cli.outside import find_policy
 from poise.engine.assembly import PRESETS
 from poise.lab.analysis.fairness import Fairness
 from poise.lab.options import NAMES, ExperimentOptions, ExperimentRequest
@@ -96,6 +97,7 @@ def check_rows(path: Path | None, *, force: bool) -> list[str]:
 
 def read_experiment(source: str, options: dict[str, Any], policy: str) -> ExperimentRequest:
     """Read what the options of a command name; raises RequestError for anything wrong, cheap checks first."""
+    find_policy(policy)
     return read_from_options(source, experiment_options_of(options), policy)
 
 

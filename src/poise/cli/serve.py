@@ -17,6 +17,7 @@ from poise.cli.options import (
     print_json,
     with_options,
 )
+from poise.cli.outside import find_policy
 from poise.lab.clusters import read_cluster
 from poise.scheduler.core.settings import Cadence, RetryRule, Settings, check_round
 from poise.scheduler.model.errors import RequestError
@@ -230,6 +231,7 @@ def _setup(options: dict[str, Any]) -> "Setup":
     from poise.service.server.startup import BackendKind, Setup
 
     if options["policy"] is not None:
+        find_policy(options["policy"])
         policy_named(options["policy"])
     placement_named(options["placement"])
     devices: Mapping[tuple[str, int], str] = {}

@@ -15,6 +15,7 @@ from poise.cli import INTERRUPTED
 from poise.cli.experiment import experiment_options_of
 from poise.cli.options import print_json
 from poise.cli.output import show_notes, show_table, watching
+from poise.cli.outside import find_policy
 from poise.lab.analysis.statistics import KEYS, Average, Grid, averaged
 from poise.lab.options import ExperimentRequest
 from poise.lab.output_files import check_writable
@@ -56,6 +57,8 @@ def sweep(trace: str, names: Sequence[str], asked: SweepRequest, html: Path | No
     check_writable("--state", asked.state)
     source = SweepSource.of(trace, experiment_options_of(options), names[0])
     quiet = options["quiet"]
+    for name in grid.policies:
+        find_policy(name)
     request = check_grid(source, grid)
     show_notes(request.notes, quiet=quiet)
     with closing(_open_state(asked, request, source)) as state:

@@ -6,6 +6,7 @@ The simulator, the live service and replay all build their core here, so that on
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from poise.engine import outside
 from poise.engine.journal import Header, JournalReader
 from poise.engine.loop import Replayed, replay
 from poise.scheduler.core.scheduler import Scheduler
@@ -26,7 +27,8 @@ Of the first 64 streams it comes nearest to the authors' unpublished draws for `
 
 
 def build_scheduler(header: Header) -> Scheduler:
-    """Build the core that a journal's header describes."""
+    """Build the core that a journal's header describes. Its policy may be one that an installed distribution names."""
+    outside.find_installed(header.policy)
     policy = with_rounds(policy_named(header.policy), header.settings, header.seed)
     return Scheduler(header.cluster, policy, placement_named(header.placement), header.settings)
 
@@ -52,6 +54,7 @@ def replay_journal(path: str | Path) -> tuple[Header, Replayed]:
     reader = JournalReader(path)
     if reader.newer:
         raise JournalError(reader.newer)
+    outside.check_recorded(reader.header.policy, str(path))
     return reader.header, replay(build_scheduler(reader.header), reader.entries())
 
 

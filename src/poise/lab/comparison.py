@@ -1,6 +1,6 @@
 """Several experiments over one trace, one after another or on the cores there are."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -39,12 +39,12 @@ class PolicyRuns(Generic[Result]):
         return self.finish(done)
 
 
-def joined(tables: Mapping[str, Table]) -> Table:
+def joined(tables: Sequence[tuple[str, Table]]) -> Table:
     """Return the rows of several tables with the same columns below one another, each with its name as `policy`."""
-    names = next(iter(tables.values())).columns if tables else ()
-    columns: dict[str, Column] = {"policy": [policy for policy, each in tables.items() for _ in range(len(each))]}
+    names = tables[0][1].columns if tables else ()
+    columns: dict[str, Column] = {"policy": [policy for policy, each in tables for _ in range(len(each))]}
     for name in names:
-        parts = [each[name] for each in tables.values()]
+        parts = [each[name] for _, each in tables]
         if all(isinstance(part, np.ndarray) for part in parts):
             columns[name] = np.concatenate(parts)
         else:

@@ -15,6 +15,7 @@ from time import process_time
 from poise.engine.assembly import build_scheduler
 from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalWriter
 from poise.engine.loop import collector_paused, run
+from poise.engine.outside import blaming
 from poise.lab.analysis.fairness import Fairness
 from poise.lab.analysis.history import History
 from poise.lab.analysis.summary import Effort, Measured, Summary, SummaryLabels, measure, summarise
@@ -108,7 +109,8 @@ def simulate(
             if writer:
                 writer.record(entry)
 
-        complete, deciding = run(scheduler, world, record, lambda: watch(world.ended))
+        with blaming(experiment.policy):
+            complete, deciding = run(scheduler, world, record, lambda: watch(world.ended))
         history = History.of(entries, experiment.cluster)
         measured = measure(history, experiment.fairness)
         if writer:  # a journal without this line is one whose run was cut off

@@ -17,7 +17,7 @@ from poise.lab.audit.pareto import ParetoKind
 from poise.lab.experiment import Experiment
 from poise.lab.traces.schema import Trace
 from poise.scheduler.core.settings import Settings
-from poise.scheduler.policies.catalogue import POLICIES, PolicyProperty
+from poise.scheduler.policies.catalogue import PolicyProperty, known
 
 LYING = 2
 """Number of the standing instances, from the first on, in which agents lie."""
@@ -213,7 +213,7 @@ class CheckedClaim:
 
 def check_claims(experiment: Experiment, found: Mapping[Property, Finding]) -> list[CheckedClaim]:
     """The claims that these findings are about; none for a policy with parameters or in other than the usual settings."""
-    listing = POLICIES.get(experiment.policy)
+    listing = known().get(experiment.policy)
     usual = Experiment(experiment.cluster)
     is_usual = (experiment.settings, experiment.placement, experiment.truth) == (Settings(), usual.placement, usual.truth)
     if listing is None or not is_usual:

@@ -11,6 +11,7 @@ PoiseError
 ├── SolveError            a program was not solved; a policy may fall back
 │   ├── InfeasibleError   nothing meets what was asked for
 │   └── GaveUpError       the effort allowed is spent, or rounding stopped progress, before the answer was good enough
+├── PolicyError           a policy from outside of Poise raised something, or answered what the core refuses
 ├── ReplayError           a journal was re-driven and an action came out differently
 └── InvariantError        a bug in Poise: a decision that the ledger refuses, an impossible event
 
@@ -119,6 +120,10 @@ class GaveUpError(SolveError):
 
     Effort is counted in iterations, never in seconds, so that the same events always give the same decision.
     """
+
+
+class PolicyError(PoiseError):
+    """A policy from outside of Poise raised something, or answered what the core refuses."""
 
 
 class ReplayError(PoiseError):

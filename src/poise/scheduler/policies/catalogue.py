@@ -3,9 +3,13 @@
 A specification is `name`, or `name:key=value,key=value` (lists with `/`), then combinators with `+`:
 `tiresias:limits=300/900,promote=8+agnostic`. Each policy's listing stands beside its code; here they are only collected,
 in the order in which tables show them.
+
+Policies from outside the package are known once they are registered; `poise.engine.outside` finds them. The name of one may
+have a colon in it: `package.module:attribute`, and parameters follow after another one.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from poise.scheduler.model.errors import RequestError, UnknownNameError
@@ -40,9 +44,12 @@ __all__ = [
     "Parameter",
     "PolicyProperty",
     "capabilities_of",
+    "is_known",
+    "known",
     "listing_of",
     "policy_named",
     "promise_of",
+    "register",
     "with_combinators",
 ]
 
@@ -56,6 +63,28 @@ _IN_ORDER: tuple[tuple[Listing, ...], ...] = (
     (optimus.LISTING, philly.LISTING, themis.LISTING, hare.LISTING, hlas.LISTING),
 )
 POLICIES: Mapping[str, Listing] = {listing.name: listing for group in _IN_ORDER for listing in group}
+_OUTSIDE: dict[str, Listing] = {}
+"""Policies from outside the package that were registered in this process."""
+
+
+def register(listing: Listing) -> None:
+    """Know a policy from outside the package by its listing's name from now on. Those of the catalogue keep their names."""
+    if listing.name in POLICIES:
+        raise RequestError(
+            f"policy {listing.name!r} of {listing.origin}: the catalogue has a policy of this name; choose another"
+        )
+    _OUTSIDE[listing.name] = listing
+
+
+def known() -> Mapping[str, Listing]:
+    """All policies that specifications can ask for now: the catalogue, then what was registered."""
+    return {**POLICIES, **_OUTSIDE}
+
+
+def is_known(spec: str) -> bool:
+    """Say whether the policy of a specification is in the catalogue or was registered."""
+    name, _ = _name_and_arguments(spec)
+    return name in POLICIES or name in _OUTSIDE
 
 
 def _fallback(policy: Policy, to: str = "isolated") -> Policy:
@@ -115,7 +144,8 @@ def policy_named(spec: str, *, live: bool = False) -> Policy:
         values |= combinator.sets(listing)
     if live:
         values |= listing.live
-    policy = Policy(spec, listing.make(**values))
+    made = listing.make(**values)
+    policy = replace(made, name=spec) if isinstance(made, Policy) else Policy(spec, made)
     for combinator, arguments in chosen:
         if combinator.to is not None and not isinstance(policy.answer, combinator.to):
             raise RequestError(f"+{combinator.name} applies to {_APPLIES_TO[combinator.to].format(spec)}")
@@ -148,11 +178,20 @@ def promise_of(spec: str) -> Promise:
 
 def _base(spec: str) -> tuple[Listing, dict[str, Any]]:
     """The listing of a specification's policy, and the values that it gives to parameters."""
-    name, _, arguments = spec.split("+")[0].partition(":")
-    listing = POLICIES.get(name)
+    name, arguments = _name_and_arguments(spec)
+    listing = POLICIES.get(name) or _OUTSIDE.get(name)
     if listing is None:
-        raise UnknownNameError("policy", name, POLICIES)
+        raise UnknownNameError("policy", name, known())
     return listing, _values(name, listing.parameters, arguments, spec)
+
+
+def _name_and_arguments(spec: str) -> tuple[str, str]:
+    """The name of a specification's policy, and what it says of parameters."""
+    name, _, arguments = spec.split("+")[0].partition(":")
+    attribute, _, rest = arguments.partition(":")
+    if name not in POLICIES and f"{name}:{attribute}" in _OUTSIDE:
+        return f"{name}:{attribute}", rest
+    return name, arguments
 
 
 def _combinators(spec: str) -> Iterator[tuple[Combinator, dict[str, Any]]]:

@@ -90,6 +90,7 @@ class Listing:
     promise   what it promises to those who share, from the values of its parameters
     plain     values of parameters that `+plain` fixes: those of the authors' code, which has no second aim
     live      values of parameters that the live service fixes, because processes cannot do what a simulator can
+    origin    where it comes from, if not from the catalogue
     """
 
     name: str
@@ -97,13 +98,14 @@ class Listing:
     summary: str
     paper: str
     claims: tuple[PolicyProperty, ...]
-    make: Callable[..., Order | Planner | Allocator]
+    make: Callable[..., Order | Planner | Allocator | Policy]
     parameters: tuple[Parameter, ...] = ()
     traits: Traits = field(kw_only=True)
     can: frozenset[Capability] = field(default=frozenset(), kw_only=True)
     promise: Callable[..., Promise] = field(default=no_shares, kw_only=True)
     plain: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     live: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    origin: str = field(default="", kw_only=True)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
