@@ -1,6 +1,6 @@
 """`poise compare`: several policies over one trace, side by side. `poise demo`: the same on built-in data."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from poise.cli.output import check_report, show_notes, show_table, watching
 from poise.cli.outside import find_policy
 from poise.cli.sweep import SweepRequest, parse_loads, sweep
 from poise.lab.analysis.run_tables import per_job_table
-from poise.lab.analysis.summary import Summary
 from poise.lab.columns import Table
-from poise.lab.comparison import PolicyRuns, joined
+from poise.lab.comparison import PolicyRuns, joined, split_policies
 from poise.lab.experiment import Experiment, SimulatedRun
 from poise.lab.output_files import check_folder, make_folder, run_folders, write_comparison
 from poise.lab.parallel import spread, workers_for
 from poise.lab.report.comparison import ComparedRun, comparison_page, table
+from poise.lab.report.notes import comparison_notes
 from poise.lab.sweep.cells import MOST_SEEDS
 from poise.lab.sweep.state import CellStart
 from poise.lab.traces.synthetic import demo_trace
@@ -116,7 +116,7 @@ def _compare(trace: str, names: list[str], files: ComparedFiles, options: dict[s
         write_comparison(files.out, summaries)
     if files.per_job is not None:
         joined([(run.summary.policy, rows) for run, rows in done]).write(files.per_job)
-    show_notes(list(_notes_after(summaries)), quiet=quiet)
+    show_notes(list(comparison_notes(summaries)), quiet=quiet)
     title = f"{request.trace.name} on {request.experiment.cluster}"
     try:
         if as_json:
@@ -144,34 +144,12 @@ def _without_rows(done: SimulatedRun) -> Compared:
     return ComparedRun.of(done.summary, done.history, done.measured), Table({})
 
 
-def _notes_after(summaries: Sequence[Summary]) -> Iterator[str]:
-    rejected = max((summary.rejected for summary in summaries), default=0)
-    if rejected:
-        yield f"jobs that can never run here were rejected, {rejected:,} of them; `poise simulate` says why"
-    unfinished = max((summary.unfinished for summary in summaries if not summary.partial), default=0)
-    if unfinished:
-        yield f"jobs had not ended when their run did, up to {unfinished:,} in a run; means leave them out"
-
-
 def conclude(runs: Sequence[ComparedRun], names: Sequence[str]) -> int:
     """The exit code; prints a line if results are missing."""
     if len(runs) == len(names) and not any(run.summary.partial for run in runs):
         return 0
     click.echo(f"poise: interrupted; {len(runs)} of {len(names)} policies are shown, results may be partial", err=True)
     return INTERRUPTED
-
-
-def split_policies(text: str) -> list[str]:
-    """`fifo,tiresias:limits=300/900,promote=8,srtf`: a part with `=` but no `:` continues the policy before it."""
-    names: list[str] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        if "=" in part and ":" not in part and names:
-            names[-1] += f",{part}"
-        else:
-            names.append(part)
-    if not names:
-        raise RequestError("--policies: expected at least one name, e.g. fifo,srtf,tiresias")
-    return names
 
 
 def run_all(runs: PolicyRuns[Compared], experiments: Sequence[Experiment], *, quiet: bool) -> list[Compared]:

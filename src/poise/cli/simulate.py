@@ -15,16 +15,14 @@ from poise.engine.assembly import replay_journal
 from poise.engine.journal import NAME
 from poise.lab.analysis.run_tables import per_job_table
 from poise.lab.analysis.summary import Summary
-from poise.lab.experiment import SimulatedRun
 from poise.lab.experiment import simulate as run_simulation
 from poise.lab.output_files import OutputKind, check_file, check_folder, make_folder, write_run
 from poise.lab.report.comparison import ComparedRun
+from poise.lab.report.notes import run_notes
 from poise.lab.report.simulation import simulation_page, summary_rows
 from poise.lab.traces.synthetic import HELP, KNOBS, SYNTHETIC
 from poise.scheduler.model.units import counted
 
-SHOWN = 3
-"""Rejections and remarks that are shown; the others are counted."""
 EPILOG = """\b
 Examples:
   poise simulate synthetic:jobs=1000,seed=1 --cluster gpu:64@8 --policy srtf
@@ -69,7 +67,7 @@ def simulate(
     journal = None if out is None else out / NAME
     with watching(policy, len(request.trace.jobs), quiet=quiet) as watch:
         outcome = run_simulation(request.trace, request.experiment, journal=journal, watch=watch)
-    show_notes(_notes_after(outcome), quiet=quiet)
+    show_notes(run_notes(outcome.history, outcome.summary), quiet=quiet)
     jobs = per_job_table(outcome.history, outcome.measured)
     if out is not None:
         write_run(out, outcome.summary, jobs)
@@ -90,20 +88,6 @@ def simulate(
         click.echo("poise: interrupted; these results are partial", err=True)
         return INTERRUPTED
     return 0
-
-
-def _notes_after(outcome: SimulatedRun) -> list[str]:
-    """Jobs that can never run here, remarks of the policy (the first few of each), and jobs that are in no mean."""
-    rejections, remarks, summary = outcome.history.rejections, outcome.history.remarks, outcome.summary
-    notes = [f"job {job!r} was rejected: it {reason}" for job, reason in rejections[:SHOWN]]
-    if len(rejections) > SHOWN:
-        notes.append(f"and {counted(len(rejections) - SHOWN, 'more rejection')}; --per-job lists them")
-    notes += [f"at {time:g} s: {text}" for time, text in remarks[:SHOWN]]
-    if len(remarks) > SHOWN:
-        notes.append(f"and {counted(len(remarks) - SHOWN, 'more remark')}; --out DIR writes them into the journal")
-    if summary.unfinished and not summary.partial:
-        notes.append(f"{counted(summary.unfinished, 'job')} had not ended when the run did; means leave them out")
-    return notes
 
 
 def show_summary(summary: Summary) -> None:

@@ -16,9 +16,10 @@ from poise.cli.experiment import experiment_options_of
 from poise.cli.options import print_json
 from poise.cli.output import show_notes, show_table, watching
 from poise.cli.outside import find_policy
-from poise.lab.analysis.statistics import KEYS, Average, Grid, averaged
+from poise.lab.analysis.statistics import Average, Grid, averaged
 from poise.lab.options import ExperimentRequest
 from poise.lab.output_files import check_writable
+from poise.lab.report.notes import sweep_notes
 from poise.lab.report.sweep import LEGEND, sweep_page, sweep_table
 from poise.lab.sweep.cells import SweepSource, check_grid, checked_loads, grid_of, run_cells
 from poise.lab.sweep.state import CellStart, NotASweepError, SweepState, default_place, digest_of, opened
@@ -76,7 +77,7 @@ def sweep(trace: str, names: Sequence[str], asked: SweepRequest, html: Path | No
                     state.keep(cell, summary)
         show_notes(state.take_troubles(), quiet=quiet)
         rows = averaged(state.done, grid)
-        show_notes(list(_notes_after(rows)), quiet=quiet)
+        show_notes(list(sweep_notes(rows)), quiet=quiet)
         _show(rows, request, grid, html, as_json=options["as_json"])
         done = sum(cell in state.done for cell in grid.cells())
         if done == len(grid):
@@ -117,29 +118,6 @@ def _notes_before(state: SweepState, grid: Grid) -> Iterator[str]:
     there = sum(cell in state.done for cell in grid.cells())
     if there:
         yield f"{there:,} of {len(grid):,} cells were there already"
-
-
-def _notes_after(rows: Sequence[Average]) -> Iterator[str]:
-    rejected = max((run.rejected for row in rows for run in row.runs.values()), default=0)
-    if rejected:
-        yield f"jobs that can never run here were rejected, up to {rejected:,} in a run; `poise simulate` says why"
-    unfinished = max((run.unfinished for row in rows for run in row.runs.values()), default=0)
-    if unfinished:
-        yield f"jobs had not ended when their run did, up to {unfinished:,} in a run; means leave them out"
-    policies = {row.policy: None for row in rows}
-    same = [name for name in policies if all(row.is_constant for row in rows if row.policy == name)]
-    if same:
-        who = "any policy" if len(same) == len(policies) else ", ".join(same)
-        yield f"seeds changed nothing under {who}: runs with different seeds came out the same, and have no intervals"
-    for row in rows:
-        counts = {key: row.means[key].runs for key in KEYS}
-        absent = [key for key in KEYS if not counts[key]]
-        if absent:
-            yield f"{row.policy} at load {row.load:g}: no run has {', '.join(absent)}"
-        short = [key for key in KEYS if 0 < counts[key] < len(row.runs)]
-        if short:
-            some = f"only {min(counts[key] for key in short):,} of {len(row.runs):,} runs"
-            yield f"{row.policy} at load {row.load:g}: {some} have {', '.join(short)}; means are over those"
 
 
 def _show(rows: Sequence[Average], request: ExperimentRequest, grid: Grid, html: Path | None, *, as_json: bool) -> None:

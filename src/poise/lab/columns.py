@@ -67,7 +67,7 @@ class Table:
         try:
             return self._columns[name]
         except (KeyError, TypeError):
-            raise UnknownColumnError(name, self._columns) from None
+            raise UnknownKeyError("column", str(name), self._columns) from None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows())
@@ -189,16 +189,10 @@ class Table:
         return cells
 
 
-class UnknownColumnError(UnknownNameError, KeyError):
-    """A column that a table does not have."""
+class UnknownKeyError(UnknownNameError, KeyError):
+    """A column or key that is not there."""
 
-    def __init__(self, name: object, known: Iterable[str]) -> None:
-        super().__init__("column", str(name), known)
-
-    __str__ = Exception.__str__
-
-    def __reduce__(self) -> Any:  # noqa: ANN401
-        return type(self), (self._made_of[1], self._made_of[2])
+    __str__ = Exception.__str__  # a KeyError would quote the message
 
 
 def _arrow_type(column: Column, arrow: Any) -> object:  # noqa: ANN401 - a module

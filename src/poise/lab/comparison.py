@@ -13,6 +13,7 @@ from poise.lab.columns import Column, Table
 from poise.lab.experiment import Experiment, SimulatedRun, simulate
 from poise.lab.output_files import write_run
 from poise.lab.traces.schema import Trace
+from poise.scheduler.model.errors import OptionError
 
 Result = TypeVar("Result")
 
@@ -50,3 +51,16 @@ def joined(tables: Sequence[tuple[str, Table]]) -> Table:
         else:
             columns[name] = [value for part in parts for value in part]
     return Table(columns)
+
+
+def split_policies(text: str) -> list[str]:
+    """`fifo,tiresias:limits=300/900,promote=8,srtf`: a part with `=` but no `:` continues the policy before it."""
+    names: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if "=" in part and ":" not in part and names:
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+    if not names:
+        raise OptionError("policies", "expected at least one name, e.g. fifo,srtf,tiresias")
+    return names

@@ -177,15 +177,7 @@ def _work(trace: Trace, speeds: Speeds) -> float:
 
 def scaled(trace: Trace, *, load: float, most: int | None) -> Trace:
     """Return the first `most` jobs, arriving `load` times as fast."""
-    jobs = trace.jobs[:most]
-    if load == 1.0 or not jobs:
-        return replace(trace, jobs=jobs)
-    first = jobs[0].job.submitted
-
-    def moved(job: Job) -> Job:
-        return replace(job, submitted=first + (job.submitted - first) / load)
-
-    return replace(trace, jobs=tuple(replace(each, job=moved(each.job)) for each in jobs))
+    return trace[:most].scaled(load)
 
 
 def elastic(trace: Trace) -> Trace:

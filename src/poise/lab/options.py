@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import partial
-from math import inf, isfinite
+from math import inf, isfinite, isnan
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -156,12 +156,10 @@ def read_experiment(source: TraceLike, options: ExperimentOptions, policy: str) 
 
 
 def trace_of(source: object, format: str = "auto") -> Trace:
-    """Return a trace as it is, or read the one that is named."""
-    if isinstance(source, Trace):
-        return source
-    if not isinstance(source, str | PathLike):
-        raise _refused("trace", "a path, synthetic:..., or a Trace (Trace.of makes one of rows)", source)
-    return read_trace(str(source), format=format)
+    """Return the trace that is named, or the one that a value is or makes."""
+    if isinstance(source, str | PathLike):
+        return read_trace(str(source), format=format)
+    return Trace.of(source)
 
 
 def _throughputs(options: ExperimentOptions) -> tuple[Throughputs, Throughputs | None, tuple[str, ...]]:
@@ -227,6 +225,14 @@ def whole(value: object, name: str, least: int, most: int | None = None) -> int:
         bounds = f"of at least {least:,}" if most is None else f"from {least:,} to {most:,}"
         raise _refused(name, f"a whole number {bounds}", value)
     return int(number)
+
+
+def number(value: object, name: str) -> float:
+    """Return a number, which may be any but NaN."""
+    found = _number(value)
+    if isnan(found):
+        raise _refused(name, "a number", value)
+    return found
 
 
 def _number(value: object) -> float:
