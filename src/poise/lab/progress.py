@@ -12,18 +12,20 @@ PATIENCE = 1.0
 
 
 class Bar:
-    """A progress bar that appears once the work has taken a second. Nothing is drawn if stderr is no terminal."""
+    """A progress bar that appears once the work has taken a second, on a terminal and in a notebook only."""
 
     def __init__(self, title: str, total: int, *, quiet: bool) -> None:
+        console = Console(stderr=True)
+        is_seen = console.is_jupyter or sys.stderr.isatty()
         self._progress = Progress(
             TextColumn(title),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=console,
             transient=True,
-            disable=quiet or not sys.stderr.isatty(),
+            disable=quiet or not is_seen,
         )
         self._task = self._progress.add_task(title, total=total)
         self._shows_from = monotonic() + PATIENCE

@@ -3,8 +3,9 @@
 This module is imported where a figure is asked for; nothing else here needs matplotlib.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -58,8 +59,8 @@ def timeline(result: SimulationResult, what: Literal["gpus", "jobs"], ax: Axes |
     ax.margins(x=0)
     _scaled(ax.xaxis, "seconds")
     ax.set_xlabel("time since the first submission")
-    ax.set_title(f"{result.policy} on {result.summary.cluster}", loc="left")
-    return _finished(ax)
+    ax.set_title(f"{result.policy} on {result.summary.cluster}", loc="left", fontsize="medium")
+    return _finished(ax, legend={"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 4})
 
 
 def _stacked(ax: Axes, result: SimulationResult, times: Floats) -> None:
@@ -73,7 +74,13 @@ def _stacked(ax: Axes, result: SimulationResult, times: Floats) -> None:
         ax.fill_between(line.x, below, below + line.y, step="post", label=label, color=colour, alpha=0.75, linewidth=0)
         below = below + line.y
     ax.step(
-        times, np.asarray(table["gpus"]), where="post", color=LIGHT["muted"], linestyle="--", linewidth=1, label="there are"
+        times,
+        np.asarray(table["gpus"]),
+        where="post",
+        color=LIGHT["muted"],
+        linestyle="--",
+        linewidth=1,
+        label="GPUs there are",
     )
 
 
@@ -88,14 +95,18 @@ def _thinned(name: str, times: Floats, levels: Any) -> Series:  # noqa: ANN401 -
 def completion_times(results: Sequence[SimulationResult], ax: Axes | None) -> Axes:
     """The share of jobs that took at most so long, one line per policy."""
     ax = _axes(ax)
+    last = max((float(np.nanmax(each.jobs["jct"], initial=0.0)) for each in results), default=0.0)
     for place, result in enumerate(results):
         values, shares = distribution(np.asarray(result.jobs["jct"]))
         kept = values > 0  # on a logarithmic axis there is no 0
-        ax.step(values[kept], shares[kept], where="post", label=result.policy, **_style(place))
+        if kept.any():  # from where no job has ended up to where all have
+            x = np.concatenate((values[kept][:1], values[kept], [last]))
+            y = np.concatenate(([shares[~kept][-1] if not kept.all() else 0.0], shares[kept], [1.0]))
+            ax.step(x, y, where="post", label=result.policy, **_style(place))
     ax.set_xscale("log")
     _scaled(ax.xaxis, "seconds", scale="log")
     _scaled(ax.yaxis, "percent")
-    ax.set_ylim(0, 1)
+    ax.set_ylim(0, 1.02)
     ax.set_xlabel("completion time (log scale)")
     ax.set_ylabel("share of jobs at or below")
     return _finished(ax)
@@ -134,15 +145,14 @@ def over_load(rows: Sequence[Average], key: str, ax: Axes | None) -> Axes:
         if len(loads) > 1:
             ax.plot(x, y, marker="o", markersize=4, label=policy, **style)
             ax.fill_between(x, np.maximum(low, 0), high, color=style["color"], alpha=_PALE, linewidth=0)
-        else:  # side by side, with whiskers
-            ax.errorbar(
-                [place], y, yerr=[y - np.maximum(low, 0), high - y], fmt="o", capsize=4, color=style["color"], label=policy
-            )
+        else:  # side by side, with whiskers, and named below
+            ax.errorbar([place], y, yerr=[y - np.maximum(low, 0), high - y], fmt="o", capsize=4, color=style["color"])
     if len(loads) > 1:
         ax.set_xticks(loads, [f"{load:g}" for load in loads])
     else:
-        ax.set_xticks([])
-        ax.margins(x=0.2)
+        policies = list(dict.fromkeys(row.policy for row in rows))
+        ax.set_xticks(range(len(policies)), policies)
+        ax.set_xlim(-0.6, len(policies) - 0.4)
     ax.set_ylim(bottom=0)
     _scaled(ax.yaxis, _unit(key))
     ax.set_xlabel("load" if len(loads) > 1 else f"at load {loads[0]:g}")
@@ -175,14 +185,14 @@ def _style(place: int) -> dict[str, Any]:
     return {"color": LIGHT_SERIES[place % len(LIGHT_SERIES)], "linestyle": pattern, "linewidth": 1.7}
 
 
-def _finished(ax: Axes, grid: Literal["x", "y"] = "y") -> Axes:
+def _finished(ax: Axes, grid: Literal["x", "y"] = "y", legend: Mapping[str, Any] = MappingProxyType({})) -> Axes:
     """A quiet grid behind the data, no frame, and a legend where there is something to tell apart."""
     ax.grid(axis=grid, color=LIGHT["grid"])
     ax.set_axisbelow(True)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     if len(ax.get_legend_handles_labels()[1]) > 1:
-        ax.legend(frameon=False, fontsize="small")
+        ax.legend(frameon=False, fontsize="small", **legend)
     return ax
 
 

@@ -251,7 +251,14 @@ class _Report:
     interrupted = False  # Ctrl-C is an exception here, as everywhere in a program
 
     def __init__(self, tell: Callable[[int], object]) -> None:
-        self.show = tell
+        self._tell = tell
+        self._told = 0
+
+    def show(self, done: int) -> None:
+        """Tell it, if it has changed."""
+        if done != self._told:
+            self._told = done
+            self._tell(done)
 
 
 @contextmanager
