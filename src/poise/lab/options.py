@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import partial
-from math import inf, isfinite, isnan
+from math import inf, isfinite, isnan, nan
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -224,7 +224,7 @@ def whole(value: object, name: str, least: int, most: int | None = None) -> int:
     if not (isfinite(number) and number == int(number) and least <= number and (most is None or number <= most)):
         bounds = f"of at least {least:,}" if most is None else f"from {least:,} to {most:,}"
         raise _refused(name, f"a whole number {bounds}", value)
-    return int(number)
+    return int(value)  # type: ignore[call-overload, no-any-return]  # a float would round a large one
 
 
 def number(value: object, name: str) -> float:
@@ -236,13 +236,13 @@ def number(value: object, name: str) -> float:
 
 
 def _number(value: object) -> float:
-    """The number that a value is, of Python or numpy; NaN if it is none. Truth values are none."""
+    """The number that a value is, of Python or numpy, always as a float; NaN if it is none. Truth values are none."""
     if isinstance(value, bool | str | bytes) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
-        return float("nan")
+        return nan
     try:
-        return value if isinstance(value, int | float) else float(value)  # type: ignore[arg-type]  # it has __float__
+        return float(value)  # type: ignore[arg-type]  # it has __float__ or __index__
     except (TypeError, ValueError, OverflowError):
-        return float("nan")
+        return nan
 
 
 def _refused(name: str, expected: str, value: object) -> OptionError:

@@ -66,7 +66,7 @@ def spread(
                 ended, _ = wait(places, timeout=POLL, return_when=FIRST_COMPLETED)
                 for future in ended:
                     done += 1
-                    yield places.pop(future), future.result()
+                    yield places.pop(future), _result_of(future)
                 watch.show(done)
             finished = not watch.interrupted
         except BrokenExecutor:
@@ -77,6 +77,14 @@ def spread(
             if not finished:
                 for process in list((pool._processes or {}).values()):
                     process.kill()
+
+
+def _result_of(future: "Future[Result]") -> Result:
+    """The result of a task, or the error that it ended with, without the traceback of the other process."""
+    try:
+        return future.result()
+    except PoiseError as error:
+        raise error.with_traceback(None) from None
 
 
 @contextmanager
