@@ -175,7 +175,7 @@ def test_steps_of_an_unknown_model_are_refused_with_the_nearest_known() -> None:
     speeds.estimate(a_job(model="vgg-18", duration=1.0))
     for ask in (speeds.kind, speeds.estimate, speeds.steps):
         with pytest.raises(
-            ThroughputError, match=r"job 'j'.*'t' does not know model 'vgg-18'.*nearest: vgg19.*--throughputs FILE"
+            ThroughputError, match=r"job 'j'.*'t' does not know model 'vgg-18'.*nearest: vgg19.*give a throughput table"
         ):
             ask(a_job(model="vgg-18", steps=1.0))
     with pytest.raises(ThroughputError, match=r"model 'LM' at batch size 7 \(known batch sizes: 5\)"):

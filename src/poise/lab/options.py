@@ -125,8 +125,8 @@ def read_experiment(source: TraceLike, options: ExperimentOptions, policy: str) 
     nodes = cluster(options.cluster)
     believed, true, notes = _throughputs(options)
     given = {name: chosen[option] for option, name in _SETTINGS.items() if chosen[option] is not None}
+    check_round(given.get("round", preset.settings.round))
     settings = replace(preset.settings, **given)
-    check_round(settings.round)
     experiment = Experiment(
         nodes,
         policy,
