@@ -184,7 +184,7 @@ def test_steps_of_an_unknown_model_are_refused_with_the_nearest_known() -> None:
         speeds.kind(a_job(model="only new", batch_size=7, steps=1.0))
     with pytest.raises(ThroughputError, match="names no model"):
         speeds.kind(a_job(steps=1.0))
-    with pytest.raises(ThroughputError, match="does not know model 'zzz'; give a table"):
+    with pytest.raises(ThroughputError, match="does not know model 'zzz'; give a throughput table"):
         speeds.kind(a_job(model="zzz", steps=1.0))
 
 
