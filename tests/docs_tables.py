@@ -4,15 +4,21 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, fields
+from functools import cached_property
+from inspect import getdoc
+from typing import get_args
 
 import click
 
+from poise import policies
 from poise.cli.app import poise
 from poise.engine.assembly import PRESETS
 from poise.lab.traces.registry import FORMATS
 from poise.lab.traces.synthetic import KNOBS
 from poise.scheduler.core.reasons import Code
 from poise.scheduler.core.settings import Settings
+from poise.scheduler.model.arithmetic import Bools, Floats, Ints
+from poise.scheduler.model.job_table import JobView, Snapshot
 from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, PolicyProperty
 
 WIDTH = 100
@@ -134,6 +140,35 @@ def _codes(_argument: str) -> str:
     return ", ".join(_code(code) for code in Code)
 
 
+def _attributes(kind: str) -> str:
+    """The attributes of what policies see, with their docstrings: of `JobView`, of `Snapshot`, of a dataclass."""
+    seen = {"JobView": JobView, "Snapshot": Snapshot}[kind]
+    hints = {name: value for name, value in vars(seen).items() if isinstance(value, property | cached_property)}
+    rows = []
+    for name, value in hints.items():
+        getter = value.fget if isinstance(value, property) else value.func
+        if not name.startswith("_") and getter is not None:
+            rows.append((_code(name), _type_name(getter.__annotations__["return"]), _first_paragraph(getter)))
+    return _table(("attribute", "type", "meaning"), rows)
+
+
+def _type_name(kind: object) -> str:
+    return _ARRAYS.get(str(kind)) or (kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind))
+
+
+_ARRAYS = {str(Floats): "array of float", str(Ints): "array of int", str(Bools): "array of bool"}
+
+
+def _names(_argument: str) -> str:
+    """What `poise.policies` has, and what each is, in a line."""
+    rows = [(_code(name), _first_paragraph(getattr(policies, name))) for name in policies.__all__]
+    return _table(("name", "what it is"), rows)
+
+
+def _first_paragraph(thing: object) -> str:
+    return _ARRAYS.get(str(thing)) or " ".join((getdoc(thing) or "").split("\n\n")[0].split())
+
+
 _PARTS: dict[str, Callable[[str], str]] = {
     "policies": _policies,
     "systems": _systems,
@@ -146,4 +181,6 @@ _PARTS: dict[str, Callable[[str], str]] = {
     "presets": _presets,
     "settings": _settings,
     "codes": _codes,
+    "attributes": _attributes,
+    "names": _names,
 }

@@ -17,6 +17,7 @@ from poise.scheduler.policies.catalogue import policy_named
 from poise.service.server.accounts import TokenStore
 from poise.service.server.http.app import create_app
 from poise.service.server.http.guard import ApiOptions
+from poise.service.server.naming import Candidate, meant
 from poise.service.server.service_api import JobFilter, RefusalCode, RequestRefusedError, Verb
 from poise.service.wire.request import JobRequest, Submission, notes_on
 from poise.service.wire.views import (
@@ -29,6 +30,7 @@ from poise.service.wire.views import (
     FileReceived,
     JobDetail,
     JobRow,
+    JobsCalled,
     JobState,
     Log,
     NewToken,
@@ -97,12 +99,12 @@ class FakeEngine:
     def change(self, by: Account, job: str, verb: Verb) -> "Future[CommandResult]":
         return self._put(by, job, AFTER[verb])
 
-    def cancel_all(self, by: Account, tenant: str) -> "Future[CancelledJobs]":
+    def cancel_all(self, by: Account, wanted: JobFilter) -> "Future[CancelledJobs]":
         self._may_fail()
-        live = [job for job, kept in self.jobs.items() if kept.tenant == tenant and not kept.state.is_final]
+        live = [job for job, kept in self._matching(wanted).items() if not kept.state.is_final]
         for job in live:
             self._put(by, job, JobState.CANCELLED)
-        return done(CancelledJobs(tenant=tenant, jobs=len(live)))
+        return done(CancelledJobs(tenant=wanted.tenant, jobs=len(live)))
 
     def set_weight(self, by: Account, tenant: str, weight: float) -> "Future[Shares]":
         self._may_fail()
@@ -118,9 +120,8 @@ class FakeEngine:
     def owner(self, job: str) -> str:
         return self._of(job).tenant
 
-    def queue(self, wanted: JobFilter, *, limit: int, offset: int) -> QueuePage:
-        self._may_fail()
-        kept = {
+    def _matching(self, wanted: JobFilter) -> dict[str, Kept]:
+        return {
             job: each
             for job, each in self.jobs.items()
             if (each.state in wanted.states if wanted.states else not each.state.is_final)
@@ -128,6 +129,15 @@ class FakeEngine:
             and wanted.app in {None, each.request.app}
             and wanted.name in {None, each.request.name or job}
         }
+
+    def called(self, word: str, tenant: str) -> JobsCalled:
+        self._may_fail()
+        named = [Candidate(job, kept.request.name or job, kept.tenant, kept.state) for job, kept in self.jobs.items()]
+        return meant(named, word, tenant)
+
+    def queue(self, wanted: JobFilter, *, limit: int, offset: int) -> QueuePage:
+        self._may_fail()
+        kept = self._matching(wanted)
         counts = dict(Counter(each.state.value for each in kept.values()))
         names = list(kept)[offset : offset + limit]
         return QueuePage(jobs=tuple(self._row(job, kept[job]) for job in names), total=len(kept), counts=counts)

@@ -1,7 +1,7 @@
 """A live engine without processes or threads: a pretend machine that outlives it, a clock of its own, crashes on demand."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from io import StringIO
@@ -32,7 +32,9 @@ from poise.service.server.logs import Logbook
 from poise.service.server.metrics import Metrics
 from poise.service.server.quotas import Allowance
 from poise.service.server.service import LiveService
+from poise.service.server.shipped_archives import ShippedArchives
 from poise.service.server.storage.store import Changes, Store
+from poise.service.wire.environments import sha256_of, text_of
 from poise.service.wire.request import JobRequest, Submission
 from poise.service.wire.views import Account, Role
 
@@ -310,6 +312,7 @@ class Service:
                 keeps_policy=self.policy is None,
                 keeps_cluster=not self.cluster,
                 allowance=self.allowance,
+                files=ShippedArchives(self.directory, tenant_most=self.allowance.tenant_bytes),
                 new_clock=partial(ServiceClock, wall=lambda: machine.wall, steady=lambda: machine.now),
             )
         )
@@ -350,9 +353,18 @@ class Service:
         self.machine.now += seconds
         self.settle()
 
-    def submit(self, *requests: JobRequest, by: Account = ALICE, key: str | None = None) -> list[str]:
-        """Jobs, as a client would: again with the same key if the service went away meanwhile."""
-        submission = Submission(jobs=requests, key=key or f"submission-{next(self._numbers)}")
+    def submit(
+        self, *requests: JobRequest, by: Account = ALICE, key: str | None = None, exported: Mapping[str, str] | None = None
+    ) -> list[str]:
+        """Jobs, as a client would: again with the same key if the service went away meanwhile.
+
+        exported   the environment that all of them are submitted with
+        """
+        environments = () if exported is None else (dict(exported),)
+        if exported is not None:
+            sha256 = sha256_of(text_of(exported))
+            requests = tuple(each.model_copy(update={"exported": sha256}) for each in requests)
+        submission = Submission(jobs=requests, key=key or f"submission-{next(self._numbers)}", environments=environments)
         for _ in range(10):
             reply = self.engine.submit(by, submission)
             self.settle()

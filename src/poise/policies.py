@@ -7,7 +7,7 @@ of time). docs/reference/policy-api.md describes each name, docs/tutorial/first-
 """
 
 from poise.engine.outside import spec_of
-from poise.scheduler.model.action import Note
+from poise.scheduler.model.action import Remark
 from poise.scheduler.model.arithmetic import Bools, Floats, Ints
 from poise.scheduler.model.errors import PolicyError, RequestError
 from poise.scheduler.model.job_table import JobView, Snapshot
@@ -60,7 +60,6 @@ __all__ = [
     "JobView",
     "Listing",
     "Locality",
-    "Note",
     "Order",
     "Pairs",
     "Parameter",
@@ -71,6 +70,7 @@ __all__ = [
     "PolicyProperty",
     "PreemptionRule",
     "Rank",
+    "Remark",
     "RequestError",
     "Snapshot",
     "StopMode",

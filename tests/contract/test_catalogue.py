@@ -14,6 +14,7 @@ from poise.scheduler.model.plan import Order, Planner, Policy
 from poise.scheduler.model.workload import Allocator
 from poise.scheduler.placement.strategies import PLACEMENTS
 from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, Capability, capabilities_of, policy_named
+from poise.scheduler.policies.listing import UNSTATED
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "policies"
@@ -63,6 +64,7 @@ def test_a_policy_says_what_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_says_where_it_stands_among_the_systems_of_the_field(name: str) -> None:
+    assert POLICIES[name].traits is not UNSTATED
     for field, words in asdict(POLICIES[name].traits).items():
         assert words, field
         assert not words.endswith("."), field

@@ -1,5 +1,6 @@
 """Checkpoints on a claim that pods share: the job writes there, and its next run finds them on another node."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -17,7 +18,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.xdist_group(
 NODES = {"v100-0": ("Tesla-V100-SXM2-16GB", 1), "v100-1": ("Tesla-V100-SXM2-16GB", 1)}
 STEPS = 150
 COUNTS = """
-import json, sys, time
+import json, os, sys, time
 from poise import worker
 
 state = {"total": 0}
@@ -33,6 +34,7 @@ def load(path):
 for step in worker.attach(save, load, checkpoint_every=5).steps(int(sys.argv[1])):
     state["total"] += step
     time.sleep(0.05)
+print(os.environ.get("OF_THE_SHELL"), os.environ.get("LD_LIBRARY_PATH"))
 print("total", state["total"])
 """
 
@@ -52,8 +54,13 @@ def test_checkpoints_on_a_claim_follow_a_job_from_node_to_node(
         with pytest.raises(ServerRefusedError, match="which is on no claim that the job can write"):
             client.submit(request)
         options = PodOptions(volumes=(Volume(name="shared", path="/mnt/ckpt"),))
+        monkeypatch.setenv("OF_THE_SHELL", "comes along")
+        monkeypatch.setenv("LD_LIBRARY_PATH", "/of/this/machine")
         job = client.submit(request.model_copy(update={"pod": options})).id
         until(lambda: client.show(job).steps > STEPS / 10, "it makes no progress")
+        pods = fresh_kube.admin.get(f"/api/v1/namespaces/{service.namespace}/pods")
+        assert len(pods["items"]) == 1
+        assert "comes along" not in json.dumps(pods), "its agent is told, not Kubernetes"
         (run,) = client.show(job).runs
         (node,) = run.gpus
         client.drain(node)
@@ -61,7 +68,7 @@ def test_checkpoints_on_a_claim_follow_a_job_from_node_to_node(
         assert [each.how for each in detail.runs][-1] == "finished"
         assert [[*each.gpus] for each in detail.runs] == [[node], [*(NODES.keys() - {node})]]
         assert not any(each.lost for each in detail.runs), detail.runs
-        assert client.logs(job).strip().splitlines()[-1] == f"total {sum(range(STEPS))}"
+        assert client.logs(job).strip().splitlines()[-2:] == ["comes along None", f"total {sum(range(STEPS))}"]
         assert [*claim.glob(f"here/*/{job}/step-{STEPS}")], "its last checkpoint is on the claim"
     finally:
         service.close()

@@ -178,9 +178,14 @@ def test_node_with_runs_of_one_service_refuses_another(a_cluster: Made, tmp_path
 # Away for shorter and longer than a lease
 
 
-def test_agent_that_is_away_for_less_than_a_lease_costs_nothing(a_cluster: Made) -> None:
+def test_agent_that_is_away_for_less_than_a_lease_costs_nothing(a_cluster: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     machines = a_cluster(nodes=ONE, fence=LONG, network=None)
     client = machines.up()
+    monkeypatch.setenv("OF_THE_SHELL", "comes along")
+    for export, printed in (("all", "comes along"), ("none", "absent")):
+        echo = client.submit(command=("sh", "-c", "echo ${OF_THE_SHELL:-absent}"), export=export).id
+        ended(client, echo)
+        assert client.log(echo).splitlines()[-1] == printed
     job = Held(machines, client)
     before = job.pids
     for end in ("kill", "stop"):

@@ -67,6 +67,18 @@ def test_job_over_two_nodes_runs_to_its_end_with_checkpoints_kept_by_the_server(
     assert service.violations == ""
 
 
+def test_job_gets_the_environment_of_the_shell_unless_it_says_otherwise(
+    service: RayService, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_SHELL", "comes along")
+    command = ("sh", "-c", "echo ${OF_THE_SHELL:-absent} ${HOME:+at home} ${POISE_TOKEN:-without a token}")
+    for export, printed in (("all", "comes along"), ("none", "absent")):
+        job = client.submit(command=command, export=export).id
+        ended(client, job)
+        assert client.log(job).splitlines()[-1] == f"{printed} at home without a token"
+    assert service.violations == ""
+
+
 def test_server_that_is_killed_finds_its_runs_again(service: RayService, client: Client) -> None:
     """Its agents are told by Ray that it listens on another port now."""
     job = held_job(service, client, "killed")

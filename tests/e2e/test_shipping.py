@@ -25,7 +25,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def archives(service: Service) -> list[Path]:
-    return sorted((service.state / "files").glob("*/*"))
+    return sorted((service.state / "files").glob("*/*.tar"))
 
 
 def lines(job: str) -> list[str]:

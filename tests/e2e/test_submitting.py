@@ -62,6 +62,39 @@ def test_a_job_runs_in_the_virtual_environment_of_the_shell_that_submits_it(
 
 
 @pytest.mark.usefixtures("_shell")
+def test_a_job_gets_the_environment_of_the_shell_that_submits_it_below_what_it_is_given(
+    a_service: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = a_service(*TWO_GPUS)
+    service.up()
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    tool = tools / "mytool"
+    tool.write_text("#!/bin/sh\necho $0 $SEED $LR ${CUDA_VISIBLE_DEVICES} ${RANK} ${TERM:-no} ${POISE_STATE:-no} $HOME\n")
+    tool.chmod(0o755)
+    for name, value in {
+        "PATH": f"{tools}:/usr/bin:/bin",
+        "SEED": "1",
+        "LR": "of-the-shell",
+        "RANK": "7",
+        "TERM": "xterm",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    said = poise("submit", "-q", "--wait", "--env", "LR=given", "--", "mytool")
+    assert (said.code, lines(said.out.strip())) == (0, [f"{tool} 1 given 0 0 no no {os.environ['HOME']}"])
+    said = poise("submit", "-q", "--wait", "--export", "none", "--", "sh", "-c", "echo ${SEED:-no}")
+    assert (said.code, lines(said.out.strip())) == (0, ["no"])
+    assert poise("submit", "--export", "none", "--", "mytool").refusal.startswith("command: no program 'mytool' in the PATH")
+    held = poise("submit", "-q", "--hold", "--", "sh", "-c", "echo $SEED").out.strip()
+    service.kill()  # what was submitted with a job survives
+    service.up()
+    assert poise("release", held).code == 0
+    assert poise("wait", held).code == 0
+    assert lines(held) == ["1"]
+
+
+@pytest.mark.usefixtures("_shell")
 def test_a_virtual_environment_that_is_gone_when_the_job_starts_is_what_it_fails_of(
     a_service: Started, venv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +115,7 @@ def test_a_virtual_environment_that_is_gone_when_the_job_starts_is_what_it_fails
 def test_a_poise_called_by_its_path_brings_its_environment_unless_another_is_active(a_service: Started, venv: Path) -> None:
     a_service(*TWO_GPUS).up()
     for active, found in (("", sys.prefix), (str(venv), str(venv))):
-        said = poise_apart("submit", "--dry-run", "--", "x", PATH=os.defpath, VIRTUAL_ENV=active, CONDA_PREFIX="")
+        said = poise_apart("submit", "--dry-run", "--json", "--", "x", PATH=os.defpath, VIRTUAL_ENV=active, CONDA_PREFIX="")
         assert said.json["venv"] == found
 
 

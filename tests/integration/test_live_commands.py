@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tests.shell import poise
 from poise.service.client import Client
 from poise.service.server.http.guard import ApiOptions
 from poise.service.server.logs import Logbook
+from poise.service.wire.environments import sha256_of, text_of
 from poise.service.wire.request import JobRequest
 from poise.service.wire.views import JobState, NodeCondition, NodeList, NodeRow, NodeRun
 
@@ -68,7 +71,7 @@ def test_every_option_of_submit_is_a_field_of_the_request(api: Api) -> None:
     words = (
         "--gpus 1..4 --replicas gpu --steps 1e3 --duration 2h --model ResNet-50 --batch-size 64 --tenant vision",
         "--app tuning --weight 2 --priority -3 --preemption restart --checkpoint-every 10m --deadline 30s --retries 3",
-        "--max-duration 1d --hold --cwd /data",
+        "--max-duration 1d --hold --cwd /data --export none",
     )
     options = " ".join(words).split()
     assert poise("submit", *options, "--json", "--", "python", "x.py").json == {"jobs": ["job-2"]}
@@ -78,6 +81,7 @@ def test_every_option_of_submit_is_a_field_of_the_request(api: Api) -> None:
             "duration": 7_200.0, "model": "ResNet-50", "batch_size": 64, "tenant": "vision", "app": "tuning", "weight": 2.0,
             "priority": -3, "preemption": "restart", "checkpoint": {"every": 600.0, "deadline": 30.0},
             "retry": {"on_errors": 3}, "max_duration": 86_400.0, "hold": True, "cwd": "/data",
+            "export": "none",
         }
     )  # fmt: skip
 
@@ -127,13 +131,13 @@ def test_a_script_of_slurms_is_submitted_with_its_arguments_and_notes(api: Api, 
 
 def test_an_array_of_a_script_of_slurms_has_slurms_variables_whoever_asks_for_it(api: Api, tmp_path: Path) -> None:
     (tmp_path / "s.sbatch").write_text("#!/bin/bash\n#SBATCH --gpus=1\n#SBATCH --array=5-9\necho $SLURM_ARRAY_TASK_ID\n")
-    jobs = [each["env"] for each in poise("submit", "--dry-run", "--array", "3", "s.sbatch").json]
+    jobs = [each["env"] for each in poise("submit", "--dry-run", "--json", "--array", "3", "s.sbatch").json]
     assert [job["SLURM_ARRAY_TASK_ID"] for job in jobs] == [job["ARRAY_INDEX"] for job in jobs] == ["0", "1", "2"]
     shared = ("SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX")
     assert {tuple(job[name] for name in shared) for job in jobs} == {("3", "0", "2")}
-    jobs = [each["env"] for each in poise("submit", "--dry-run", "--sweep", "LR=1,2", "s.sbatch").json]
+    jobs = [each["env"] for each in poise("submit", "--dry-run", "--json", "--sweep", "LR=1,2", "s.sbatch").json]
     assert [(job["LR"], "SLURM_ARRAY_TASK_ID" in job) for job in jobs] == [("1", False), ("2", False)]
-    jobs = [each["env"] for each in poise("submit", "--dry-run", "--array", "2", "--", "fit").json]
+    jobs = [each["env"] for each in poise("submit", "--dry-run", "--json", "--array", "2", "--", "fit").json]
     assert not any("SLURM_ARRAY_TASK_ID" in job for job in jobs)
 
 
@@ -145,10 +149,108 @@ def test_a_script_of_slurms_without_gpus_is_told_what_it_gets_if_nobody_says_so(
 
 def test_a_dry_run_sends_nothing_and_needs_no_server(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Client, "from_config", None)
-    found = poise("submit", "--dry-run", "-g", "2", "--", "fit").json
+    found = poise("submit", "--dry-run", "--json", "-g", "2", "--", "fit").json
     assert (found["command"], found["gpus"]) == (["fit"], 2)
-    assert [each["env"]["X"] for each in poise("submit", "--dry-run", "--sweep", "X=1,2", "--", "fit").json] == ["1", "2"]
+    sweep = poise("submit", "--dry-run", "--json", "--sweep", "X=1,2", "--", "fit").json
+    assert [each["env"]["X"] for each in sweep] == ["1", "2"]
     assert len(api.engine.jobs) == 2
+
+
+def test_a_dry_run_shows_people_what_would_run(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(Client, "from_config", None)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    monkeypatch.setenv("WANDB_API_KEY", "hunter2")
+    monkeypatch.setenv("TERM", "xterm")
+    (tmp_path / "fit").touch(mode=0o755)
+    said = poise("submit", "--dry-run", "-g", "1..4", "--type", "V100,a100", "--env", "LR=0 1", "--", "fit", "--lr", "${LR}")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.splitlines() == [
+        "would submit 1 job; nothing was sent",
+        "  command      fit --lr '0 1'",
+        f"  program      {tmp_path}/fit",
+        f"  folder       {tmp_path}",
+        "  virtual env  none",
+        "  GPUs         1..4 of v100 or a100",
+        "  replicas     one process per node",
+        "  checkpoints  where the service keeps them",
+        "  variables    'LR=0 1'",
+        "  exported     2 variables of this shell: PATH, WANDB_API_KEY",
+    ]
+    said = poise(
+        "submit", "--dry-run", "--export", "none", "--sweep", "LR=1,2", "--env", "A=b", "--", "./fit", "${LR}", "${A}"
+    )
+    assert said.out.splitlines()[0] == "would submit 2 jobs; nothing was sent"
+    assert "  variables    A=b" in said.out
+    assert "  exported     none" in said.out
+    assert said.out.splitlines()[-2:] == [f"  LR=1: {tmp_path}/fit 1 b", f"  LR=2: {tmp_path}/fit 2 b"]
+    many = poise("submit", "--dry-run", "--array", "99", "--", "absent").out
+    assert len(many.splitlines()) < 40
+    assert "  program      no absent in PATH on this machine" in many
+    shown = poise("submit", "--dry-run", "--image", "pytorch", "--checkpoint-url", "relay", "--hold", "--", "fit").out
+    for line in ("program      as found where the job runs", "image        pytorch", "checkpoints  relay", "on hold "):
+        assert f"  {line}" in shown
+    assert "exported     1 variable of this shell: WANDB_API_KEY" in shown
+    when = ("--after", "job-0:succeeded", "--begin", "2100-01-01T00:00Z", "--finish-by", "2100-01-02T00:00Z")
+    shown = poise("submit", "--dry-run", *when, "--array", "0-9%3", "--", "fit").out
+    for line in (
+        "after        job-0:succeeded", "begins       2100-01-01 00:00:00Z or later", "finish by    2100-01-02 00:00:00Z",
+        "at once      3 of its array",
+    ):  # fmt: skip
+        assert f"  {line}\n" in shown
+
+
+def test_the_environment_of_the_shell_comes_along_unless_one_says_otherwise(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in os.environ:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SEED", "1")
+    monkeypatch.setenv("DATA", "/data")
+    (tmp_path / "job.yaml").write_text("run: x\nexport: [SEED]\nenv: {LR: 1}\n")
+    (tmp_path / "s.sbatch").write_text("#!/bin/bash\n#SBATCH --gpus=1 --export=NONE\nx\n")
+    for words in (
+        ["--", "x"],
+        ["job.yaml"],
+        ["--export", "none", "job.yaml"],
+        ["--export", "DATA,LR=2", "job.yaml"],
+        ["s.sbatch"],
+    ):
+        assert poise("submit", *words).code == 0
+    found = [(kept(api, f"job-{number}").exported, kept(api, f"job-{number}").env.get("LR")) for number in range(2, 7)]
+    assert found == [
+        (sha256_of(text_of({"SEED": "1", "DATA": "/data"})), None), (sha256_of(text_of({"SEED": "1"})), "1"), (None, "1"),
+        (sha256_of(text_of({"DATA": "/data"})), "2"), (None, None),
+    ]  # fmt: skip
+    assert (
+        poise("submit", "--export", "DATUM", "--", "x").refusal
+        == "export: DATUM is not set in this shell; did you mean DATA?"
+    )
+    monkeypatch.setenv("LONG", "x" * 70_000)
+    said = poise("submit", "--", "x")
+    assert said.code == 0
+    assert said.err.startswith(
+        "note: not exported: LONG (70,004 characters; all together may have 65,536, in 500 variables)"
+    )
+    assert "LONG (70,004" in poise("submit", "--export", "all", "--", "x").refusal
+    (tmp_path / "bad.yaml").write_text("run: x\nexport: SEED=1\n")
+    assert poise("submit", "bad.yaml").refusal.startswith("bad.yaml:2: export: put SEED into `env`, with its value; ")
+
+
+def test_a_script_that_joins_a_process_group_alone_gets_a_hint_when_submitted_and_shown(api: Api, tmp_path: Path) -> None:
+    (tmp_path / "ddp.py").write_text("import torch.distributed as dist\ndist.init_process_group()\n")
+    for words in (["-g", "2"], ["--micro-batches", "4"], ["-g", "2", "--sweep", "LR=1,2"], ["-g", "2", "--dry-run"]):
+        said = poise("submit", *words, "--", "python", "ddp.py", "${LR}")
+        assert said.code == 0
+        assert said.err.startswith("note: replicas: it calls init_process_group, and has one process per node")
+        assert said.err.count("note:") == 1
+    for job in ("job-2", "job-3", "job-5"):
+        assert "replicas  " in poise("show", job).out
+        assert "--replicas gpu starts one process per GPU" in poise("show", job).out
+    for words in (["-g", "1"], ["-g", "2", "--replicas", "gpu"]):
+        assert poise("submit", *words, "--", "python", "ddp.py").err == ""
+    assert "WORLD_SIZE" not in poise("show", "job-7").out
 
 
 def test_a_job_file_may_come_on_standard_input(api: Api) -> None:
@@ -282,16 +384,135 @@ def test_a_job_that_is_not_there_gets_the_nearest_that_are(verb: str, api: Api) 
     assert "is no name of a job" in poise(verb, "../x").refusal
 
 
+def put(api: Api, job: str, name: str, state: JobState = JobState.PENDING, tenant: str = "mine") -> None:
+    api.engine.jobs[job] = Kept(tenant, JobRequest(command=("x",), name=name), state)
+
+
 @pytest.mark.parametrize("verb", OF_A_JOB)
-def test_a_job_may_be_given_by_its_name_if_no_other_is_called_so(verb: str, api: Api) -> None:
+@pytest.mark.parametrize("word", ["resnet50", "res"])
+def test_a_job_may_be_given_by_its_name_or_how_that_begins_if_it_is_one_job(verb: str, word: str, api: Api) -> None:
     done = JobState.SUCCEEDED if verb == "wait" else JobState.PENDING
-    api.engine.jobs["a17"] = Kept("mine", JobRequest(command=("x",), name="resnet50"), done)
-    assert poise(verb, "resnet50").out == poise(verb, "a17").out != ""
-    api.engine.jobs["a18"] = Kept("mine", JobRequest(command=("x",), name="resnet50"), JobState.FAILED)
-    said = poise(verb, "resnet50").refusal
-    assert (
-        said == f"several jobs are called 'resnet50': a17 ({api.engine.jobs['a17'].state}), a18 (FAILED); give the id of one"
+    put(api, "a17", "resnet50", done)
+    assert poise(verb, word).out == poise(verb, "a17").out != ""
+    put(api, "a17", "resnet50", done)
+    put(api, "a18", "resnet50", done)
+    before = dict(api.engine.jobs)
+    what = "several jobs are called 'resnet50'" if word == "resnet50" else "names of 2 jobs begin with 'res'"
+    advice = "give the id of one" if word == "resnet50" else "give more of the name, or the id of one"
+    ids = f"a17 ({done}), a18 ({done})" if word == "resnet50" else f"a17 resnet50 ({done}), a18 resnet50 ({done})"
+    assert poise(verb, word).refusal == f"{what}: {ids}; {advice}"
+    assert api.engine.jobs == before, "nothing is done to any of them"
+
+
+def test_whole_names_come_before_beginnings_live_jobs_before_ended_ones_and_ones_own_before_others(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(word: str) -> str:
+        return str(poise("show", word, "--json").json["job"]["id"])
+
+    put(api, "a1", "fit-long", JobState.RUNNING)
+    put(api, "a2", "fit", JobState.FAILED)
+    assert found("fit") == "a2"
+    assert found("fi") == "a1"
+    put(api, "a3", "fit", JobState.PENDING, "theirs")
+    assert found("fit") == "a3"
+    as_role(api, monkeypatch, "user")
+    put(api, "a4", "fit", JobState.PENDING, "mine")
+    assert found("fit") == "a4"
+    assert found("fit-") == "a1"
+    as_role(api, monkeypatch, "admin")
+    assert "a3 (PENDING), a4 (PENDING)" in poise("show", "fit").refusal
+
+
+def test_a_number_is_an_id_and_no_beginning_of_a_name(api: Api) -> None:
+    put(api, "a1", "17-rates")
+    assert poise("cancel", "17").refusal.startswith("there is no job '17'")
+    assert poise("show", "17-", "--json").json["job"]["id"] == "a1"
+
+
+def test_of_many_jobs_that_could_be_meant_some_are_named(api: Api) -> None:
+    for number in range(30):
+        put(api, f"a{number}", f"fit-{number}")
+    said = poise("cancel", "fit").refusal
+    assert said.startswith("names of 30 jobs begin with 'fit': a0 fit-0 (PENDING), a1 fit-1 (PENDING), ")
+    assert said.endswith(", a9 fit-9 (PENDING), …; give more of the name, or the id of one")
+    assert not any(kept.state.is_final for kept in api.engine.jobs.values())
+
+
+def test_all_jobs_are_those_of_ones_own_tenant_or_for_operators_of_all(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(api, "a1", "one", JobState.RUNNING)
+    put(api, "a2", "two", JobState.SUCCEEDED)
+    as_role(api, monkeypatch, "user")
+    assert poise("cancel", "--state", "running").out == "1 job RUNNING of tenant mine cancelled\n"
+    assert poise("cancel", "--all", "--json").json == {"tenant": "mine", "jobs": 1}
+    assert poise("cancel", "--all").refusal == "there are no jobs of tenant mine that have not ended"
+    assert poise("cancel", "--all", "--tenant", "theirs").refusal.endswith("only operators may do that")
+    as_role(api, monkeypatch, "operator")
+    assert poise("cancel", "--state", "pending").refusal == (
+        "an operator says whose jobs are meant: --tenant NAME, or --all for those of all tenants"
     )
+    assert poise("cancel", "--all", "--state", "pending,paused").out == "1 job PENDING or PAUSED of all tenants cancelled\n"
+    assert {job: kept.state.value for job, kept in api.engine.jobs.items()} == {
+        "job-0": "CANCELLED", "job-1": "CANCELLED", "a1": "CANCELLED", "a2": "SUCCEEDED",
+    }  # fmt: skip
+
+
+def test_jobs_of_an_app_in_some_states_are_one_command(api: Api) -> None:
+    assert poise("submit", "--app", "sweep", "--array", "3", "--", "x").code == 0
+    api.engine.jobs["job-3"] = replace(api.engine.jobs["job-3"], state=JobState.RUNNING)
+    said = poise("cancel", "--app", "sweep", "--state", "pending", "--tenant", "admins")
+    assert said.out == "2 jobs PENDING of app sweep of tenant admins cancelled\n"
+    assert api.engine.jobs["job-3"].state is JobState.RUNNING
+    assert api.engine.jobs["job-0"].state is JobState.PENDING
+
+
+@pytest.mark.parametrize(("role", "verb"), [("operator", "cancel"), ("operator", "hold"), ("user", "cancel")])
+def test_whoever_sits_at_a_terminal_is_asked_before_all_jobs_are_meant(
+    role: str, verb: str, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_role(api, monkeypatch, role)
+    monkeypatch.setattr("poise.cli.control.can_ask", lambda: True)
+    before = dict(api.engine.jobs)
+    done = {"cancel": "cancelled", "hold": "held"}[verb]
+    asked = "1 job of tenant mine" if role == "user" else "2 jobs of all tenants"
+    said = poise(verb, "--all", stdin=b"n\n")
+    assert (said.code, said.out) == (1, "")
+    assert said.err.endswith(f"{verb.capitalize()} {asked}? [y/N]: poise: nothing was {done}\n")
+    assert api.engine.jobs == before
+    assert poise(verb, "--all", "--yes").code == 0
+    assert api.engine.jobs != before
+
+
+def test_hold_and_release_take_the_jobs_of_a_choice_that_they_change(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(api, "a1", "one", JobState.RUNNING)
+    as_role(api, monkeypatch, "user")
+    assert poise("hold", "--state", "running").out == "a1 PAUSED\n"
+    assert poise("release", "--all").refusal == "there are no jobs of tenant mine that are held"
+    assert poise("hold", "--all").out == "job-0 PAUSED\na1 PAUSED\n"
+
+
+WRONG_CHOICES = {
+    "17 --all": "--all chooses jobs by what they have in common; leave 17 out, or --all",
+    "17 18 --state pending": "--state chooses jobs by what they have in common; leave 17 18 out, or --state",
+    "--state": "Option '--state' requires an argument.",
+    "--state ended": "unknown state 'ended'; ",
+    "--state held": "unknown state 'held'; ",
+    "--state PENDING,": "unknown state ''; ",
+    "--state failed": "--state failed: nothing can be done to jobs that have ended; expected pending, starting, ",
+    "--all --state running": "there are no jobs RUNNING of all tenants that",
+    "--all --app nosuch": "there are no jobs of app nosuch of all tenants that",
+    "--state pending --app nosuch --tenant mine": "there are no jobs PENDING of app nosuch of tenant mine that",
+    "--all --tenant ../x": "tenant: ",
+    "": "name a job, several, an app with --app, or take --all",
+}
+
+
+@pytest.mark.parametrize("verb", ["cancel", "hold", "release"])
+@pytest.mark.parametrize("words", WRONG_CHOICES)
+def test_choices_that_make_no_sense_are_refused_in_one_line_and_change_nothing(words: str, verb: str, api: Api) -> None:
+    before = dict(api.engine.jobs)
+    assert WRONG_CHOICES[words] in poise(verb, *words.split()).refusal
+    assert api.engine.jobs == before
 
 
 def test_what_happened_to_a_job_is_told_by_its_name_as_well(api: Api) -> None:
@@ -336,15 +557,15 @@ def test_the_virtual_environment_of_the_shell_is_sent_and_shown(
     assert f"\nruns in the virtual environment {venv} (--no-venv: in none)\n" in said
     assert f"virtual env  {venv}" in poise("show", "job-2").out
     assert poise("submit", "--json", "--", "x").json == {"jobs": ["job-3"], "venv": str(venv)}
-    assert poise("submit", "--dry-run", "--", "x").json["venv"] == str(venv)
+    assert poise("submit", "--dry-run", "--json", "--", "x").json["venv"] == str(venv)
     (tmp_path / "s.sbatch").write_text("#!/bin/bash\n#SBATCH --gpus=1 --array=0-1\npython x.py\n")
-    assert [each["venv"] for each in poise("submit", "--dry-run", "s.sbatch").json] == [str(venv)] * 2
+    assert [each["venv"] for each in poise("submit", "--dry-run", "--json", "s.sbatch").json] == [str(venv)] * 2
     assert "virtual" not in poise("submit", "--no-venv", "--", "x").out
     (tmp_path / "none.yaml").write_text("run: x\nvenv: none\n")
     (tmp_path / "other.yaml").write_text("run: x\nvenv: other\n")
-    assert "venv" not in poise("submit", "--dry-run", "none.yaml").json
-    assert poise("submit", "--dry-run", "other.yaml").json["venv"] == str(tmp_path / "other")
-    assert poise("submit", "--dry-run", "none.yaml", "--venv", "mine").json["venv"] == str(tmp_path / "mine")
+    assert "venv" not in poise("submit", "--dry-run", "--json", "none.yaml").json
+    assert poise("submit", "--dry-run", "--json", "other.yaml").json["venv"] == str(tmp_path / "other")
+    assert poise("submit", "--dry-run", "--json", "none.yaml", "--venv", "mine").json["venv"] == str(tmp_path / "mine")
 
 
 def test_a_priority_is_noted_to_have_no_effect(api: Api) -> None:
@@ -387,7 +608,7 @@ def test_wishes_are_for_one_job_several_or_an_app(api: Api) -> None:
         {"job": "job-3", "state": "CANCELLED"},
     ]
     assert poise("cancel", "--app", "tuning").refusal == "the app 'tuning' has no jobs that have not ended"
-    assert poise("cancel").refusal == "name a job, several, or an app with --app"
+    assert poise("cancel").refusal == "name a job, several, an app with --app, or take --all"
 
 
 @pytest.mark.parametrize("verb", ["cancel", "hold", "release"])
@@ -411,7 +632,7 @@ def test_an_app_that_several_tenants_have_is_that_of_the_user_or_of_the_tenant_t
     as_role(api, monkeypatch, "user")
     assert wished() == ["job-2", "job-4"]
     alone = {"cancel": "--tenant names all jobs of a tenant; leave the others out"}
-    want = alone.get(verb, "--tenant mine says whose app is meant; name the app with --app")
+    want = alone.get(verb, "--tenant mine says whose app is meant; name the app with --app, or add --all")
     assert poise(verb, "job-0", "--tenant", "mine").refusal == want
 
 

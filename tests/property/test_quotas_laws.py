@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.machine import ALICE, BOB, Service, a_request
 
 from poise.service.server.quotas import HOUR, SLOT, Allowance, Load, size_of
-from poise.service.server.service_api import RequestRefusedError, Verb
+from poise.service.server.service_api import JobFilter, RequestRefusedError, Verb
 from poise.service.wire.views import Account, Role
 
 PEOPLE = (ALICE, BOB, Account(name="carol", tenant=ALICE.tenant, role=Role.USER))
@@ -68,7 +68,7 @@ class QuotaModel:
     def cancel_all(self, who: int) -> None:
         tenant = PEOPLE[who].tenant
         mine = [job for job, (by, _) in self.live.items() if by.tenant == tenant]
-        assert self.service.call(lambda engine: engine.cancel_all(ALICE, tenant)).jobs == len(mine)
+        assert self.service.call(lambda engine: engine.cancel_all(ALICE, JobFilter(tenant=tenant))).jobs == len(mine)
         for job in mine:
             del self.live[job]
 

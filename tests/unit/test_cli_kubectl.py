@@ -19,6 +19,8 @@ from poise.cli.app import VERBS, poise
 from poise.scheduler.model.errors import PoiseError, RequestError
 from poise.service.backends.kubernetes import names
 from poise.service.client import Client
+from poise.service.server.naming import Candidate, meant
+from poise.service.wire.views import JobState
 
 FAKE = """#!{python}
 import json, pathlib, sys
@@ -99,6 +101,11 @@ class Service:
                 and each["job"]["tenant"] == query.get("tenant", each["job"]["tenant"])
             ]
             return httpx.Response(200, json={"jobs": rows, "total": len(rows), "counts": {}})
+        if request.url.path.startswith("/v1/names/"):
+            rows = [each["job"] for each in self._jobs.values()]
+            named = [Candidate(row["id"], row["name"], row["tenant"], JobState(row["state"])) for row in rows]
+            answer = meant(named, request.url.path.rpartition("/")[2], "vision")
+            return httpx.Response(200, content=answer.model_dump_json())
         found = self._jobs.get(request.url.path.rpartition("/")[2])
         return problem(404, "not-found", "there is no such job") if found is None else httpx.Response(200, json=found)
 
@@ -202,6 +209,12 @@ def test_ids_and_names_of_poise_need_no_kubectl(cluster: Cluster) -> None:
     assert said("why 17", job("17", "a", space=None)) == "why -- 17"
     assert said("wait --timeout 1h a", job("17", "a", space=None)) == "wait --timeout 1h -- 17"
     assert cluster.asked == []
+
+
+def test_how_a_name_begins_will_do_if_there_is_no_pod_of_that_name(cluster: Cluster) -> None:
+    assert said("why re", job("17", "resnet", space=None)) == "why -- 17"
+    cluster.has({"current/re": pod("re", annotations={names.JOB: "18"})})
+    assert said("why re", job("17", "resnet", space=None)) == "why -- 18"
 
 
 def test_a_plain_name_that_poise_does_not_know_is_that_of_a_pod(cluster: Cluster) -> None:

@@ -17,7 +17,7 @@ OWN = "and what is below it is Poise's own; name another folder"
 
 
 def submit(*options: str) -> Any:
-    return poise("submit", "--dry-run", "--no-venv", *options, "--", "fit")
+    return poise("submit", "--dry-run", "--json", "--no-venv", *options, "--", "fit")
 
 
 @pytest.mark.parametrize(

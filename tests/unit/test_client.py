@@ -19,11 +19,13 @@ pytestmark = pytest.mark.usefixtures("no_pauses", "no_venv")
 
 def test_a_submission_says_what_was_asked_where_and_under_a_key() -> None:
     client, desk = talking(SUBMITTED)
-    job = client.submit(command=["./train", "x"], gpus=2, env={"A": "1"})
+    job = client.submit(command=["./train", "x"], gpus=2, env={"A": "1"}, export="none")
     assert job.id == "j1"
     (body,) = desk.bodies
     here = str(Path.cwd())
-    assert body["jobs"] == [{"command": [f"{here}/train", "x"], "gpus": 2, "env": {"A": "1"}, "cwd": here}]
+    what = {"command": [f"{here}/train", "x"], "gpus": 2, "env": {"A": "1"}, "export": "none", "cwd": here}
+    assert body["jobs"] == [what]
+    assert "environments" not in body
     assert len(body["key"]) == 32
     assert desk.seen[0].headers["authorization"] == "Bearer secret-token"
     assert (desk.seen[0].method, desk.seen[0].url.path) == ("POST", "/v1/jobs")

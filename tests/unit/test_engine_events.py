@@ -209,7 +209,7 @@ def test_the_reason_for_a_preemption_has_the_same_words_everywhere(tmp_path: Pat
 
 def reasons(service: Service) -> dict[str, str | None]:
     """Why runs are to end, as a back end is told that takes them over."""
-    return {order.job: order.reason for order, _ in open_orders(service.loop.store, service.loop.state)}
+    return {order.job: order.reason for order, _ in open_orders(service.loop.deps, service.loop.state)}
 
 
 # How many there are of those that were asked for

@@ -344,12 +344,12 @@ def test_rounds_end_on_time_though_the_engine_wakes_a_little_later(service: Serv
 def test_a_run_on_mixed_gpus_gets_the_speeds_that_were_decided_with(tmp_path: Path) -> None:
     service = Service(tmp_path, policy="las", cluster="v100:2,k80:2")
     [divides] = service.submit(a_request(gpus=4, micro_batches=9))
-    [(order, _)] = open_orders(service.loop.store, service.loop.state)
+    [(order, _)] = open_orders(service.loop.deps, service.loop.state)
     assert [part.gpu_type for part in order.gpus] == ["v100", "k80"]
     assert order.speeds["v100"] > order.speeds["k80"] > 0
     service.restart()
     service.machine.end(divides, RunEnding.FINISHED)
     service.settle()
     [gang] = service.submit(a_request(gpus=2))
-    [(order, _)] = open_orders(service.loop.store, service.loop.state)
+    [(order, _)] = open_orders(service.loop.deps, service.loop.state)
     assert (order.job, order.speeds) == (gang, {})

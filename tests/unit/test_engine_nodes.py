@@ -362,7 +362,7 @@ def replaced(service: Service, node: Node, state: NodeState) -> NodeReport:
 
 
 def open_orders_of(service: Service) -> list[tuple[RunOrder, DesiredState]]:
-    return open_orders(service.loop.store, service.loop.state)
+    return open_orders(service.loop.deps, service.loop.state)
 
 
 def test_a_run_that_finished_before_its_node_was_lost_has_finished_its_job(tmp_path: Path) -> None:

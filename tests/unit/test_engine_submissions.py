@@ -11,7 +11,7 @@ from poise.scheduler.model.errors import RequestError
 from poise.service.backends.api import RunProgressed
 from poise.service.server import batch
 from poise.service.server.quotas import HOUR, LATER, MIB, SLOT, Allowance, size_of
-from poise.service.server.service_api import RefusalCode, RequestRefusedError, Verb
+from poise.service.server.service_api import JobFilter, RefusalCode, RequestRefusedError, Verb
 from poise.service.server.storage.schema import checksum
 from poise.service.wire.request import JobRequest, Submission
 from poise.service.wire.views import Account, EventRow, JobState, Role
@@ -280,7 +280,7 @@ def test_cancelling_all_jobs_of_a_tenant_takes_several_batches(tmp_path: Path, m
     others = service.submit(a_request(), by=BOB)
     service.submit(*[a_request()] * 14)
     service.submit(HELD, by=CAROL)
-    reply = service.engine.cancel_all(OPERATOR, ALICE.tenant)
+    reply = service.engine.cancel_all(OPERATOR, JobFilter(tenant=ALICE.tenant))
     service.loop.turn(0.0)
     assert not reply.done()
     late = service.engine.submit(ALICE, _submission(HELD))
@@ -293,8 +293,8 @@ def test_cancelling_all_jobs_of_a_tenant_takes_several_batches(tmp_path: Path, m
     states = service.engine.states()
     assert (states[JobState.CANCELLED], sum(states.values())) == (15, 17)
     assert not service.engine.why(others[0]).state.is_final
-    assert service.call(lambda engine: engine.cancel_all(ALICE, ALICE.tenant)).jobs == 1
-    assert service.call(lambda engine: engine.cancel_all(ALICE, ALICE.tenant)).jobs == 0
+    assert service.call(lambda engine: engine.cancel_all(ALICE, JobFilter(tenant=ALICE.tenant))).jobs == 1
+    assert service.call(lambda engine: engine.cancel_all(ALICE, JobFilter(tenant=ALICE.tenant))).jobs == 0
     assert {each.actor for each in _cancelled(service)} == {"op", "alice"}
 
 
@@ -313,11 +313,11 @@ def test_a_crash_while_all_jobs_of_a_tenant_are_cancelled_loses_nothing(
         service = Service(folder, cluster="v100:4")
         service.submit(*[a_request()] * 6)
         service.crash_at = commits
-        reply = service.engine.cancel_all(ALICE, ALICE.tenant)
+        reply = service.engine.cancel_all(ALICE, JobFilter(tenant=ALICE.tenant))
         service.settle()
         if not reply.done():
             service.crash_at = None
-            service.call(lambda engine: engine.cancel_all(ALICE, ALICE.tenant))
+            service.call(lambda engine: engine.cancel_all(ALICE, JobFilter(tenant=ALICE.tenant)))
         assert service.engine.states() == {JobState.CANCELLED.value: 6}
         assert not service.machine.alive
         assert not service.loop.state.usage.users
@@ -327,7 +327,7 @@ def test_cancelling_all_jobs_is_refused_by_a_stopping_service(tmp_path: Path, mo
     monkeypatch.setattr(batch, "CANCELLED_AT_ONCE", 2)
     service = Service(tmp_path)
     service.submit(*[HELD] * 6)
-    reply = service.engine.cancel_all(ALICE, ALICE.tenant)
+    reply = service.engine.cancel_all(ALICE, JobFilter(tenant=ALICE.tenant))
     service.loop._closing.set()
     service.loop.turn(0.0)
     with pytest.raises(RequestRefusedError, match="the service is stopping"):

@@ -142,7 +142,25 @@ def test_what_means_nothing_here_is_left_out_with_a_note(tmp_path: Path) -> None
     assert notes(tmp_path, "--ntasks-per-node=2") == ["--ntasks-per-node is ignored"]  # --gpus says how many
     path = script(tmp_path, "--gpus-per-task=1", "--ntasks-per-node=2")
     assert read_sbatch(path, (), {}).notes == ()
-    assert notes(tmp_path, "--export=ALL") == ["--export=ALL is ignored: name the variables that the job needs"]
+
+
+@pytest.mark.parametrize(
+    ("option", "export", "env"),
+    [
+        ("--gpus=1", None, {}),
+        ("--export=ALL", "all", {}),
+        ("--export=ALL,A=1", "all", {"A": "1"}),
+        ("--export=NONE", "none", {}),
+        ("--export=SET,UNSET", "none", {"SET": "here"}),
+    ],
+)
+def test_what_export_says_of_the_environment_is_kept(
+    option: str, export: str | None, env: dict[str, str], tmp_path: Path
+) -> None:
+    found = read_sbatch(script(tmp_path, option), (), {"SET": "here"})
+    assert found.fields.get("export") == export
+    assert {name: value for name, value in found.env.items() if not name.startswith("SLURM_")} == env
+    assert found.notes == ()
 
 
 def test_what_a_script_will_miss_is_noted(tmp_path: Path) -> None:
@@ -161,14 +179,37 @@ def test_a_script_that_asks_for_no_gpu_is_told_what_it_gets_once_options_are_kno
 
 
 @pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("afterok:12", ("12:succeeded",)),
+        ("afterok:12:13,afterany:prep", ("12,13:succeeded", "prep:ended")),
+        ("afternotok:12:13", ("12:failed", "13:failed")),  # each of them, not one of them
+    ],
+)
+def test_dependencies_name_the_jobs_and_how_they_end(text: str, after: tuple[str, ...], tmp_path: Path) -> None:
+    assert one(tmp_path, f"--dependency={text}").after == after
+
+
+def test_a_script_may_begin_later_has_a_deadline_and_a_cap(tmp_path: Path) -> None:
+    found = jobs(tmp_path, "--gpus=1", "--begin=2026-11-20T16:00Z", "--deadline=2026-11-20T17:00Z", "--array=5-9%2")
+    assert [(each.begin, each.deadline, each.array_cap) for each in found] == [(1_795_190_400.0, 1_795_194_000.0, 2)] * 5
+    assert notes(tmp_path, "--deadline=2026-11-20T17:00Z") == [
+        "--deadline is told to policies that look at deadlines; a job that cannot meet it is not removed"
+    ]
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--dependency=afterok:12", "2: --dependency: jobs that wait for others are not supported yet"),
-        ("-d singleton", "2: --dependency: jobs that wait for others"),
+        ("--dependency=after:12", "2: --dependency: expected afterok:ID, afternotok:ID or afterany:ID"),
+        ("--dependency=afterok", "2: --dependency: expected afterok:ID"),
+        ("--dependency=afterok:1?afterok:2", "2: --dependency: expected afterok:ID"),
+        ("-d singleton", "2: --dependency: expected afterok:ID"),
         ("--constraint=v100", "2: --constraint: features of nodes are not known here"),
-        ("--begin=tomorrow", "2: --begin: a time to begin is not supported"),
+        ("--begin=teatime", "2: --begin: expected a moment such as 16:00"),
+        ("--deadline=soon", "2: --deadline: expected a moment such as 16:00"),
         ("--test-only", "2: --test-only: it would be submitted all the same"),
-        ("--array=0-9%2", "2: --array: a cap on how many run at once (%) is not supported yet"),
+        ("--array=0-9%0", "2: --array: after % expected how many of its jobs may hold GPUs at once"),
         ("--array=9-0", "2: --array: expected indices such as 0-9"),
         ("--array=a", "2: --array: expected indices such as 0-9"),
         (f"--array=0-{MOST_JOBS}", "2: --array: more than the 1,000 jobs"),

@@ -21,7 +21,7 @@ from poise.service.wire.views import MadeToken, Role, TokenList
 @click.argument("policy")
 @json_option
 def use(policy: str, as_json: bool) -> None:
-    """Go on under POLICY: NAME, NAME:key=value,..., NAME+COMBINATOR of `poise policies`.
+    """Go on under another POLICY: NAME, NAME:key=value,..., NAME+COMBINATOR of `poise policies`.
 
     Jobs that run stay where they are until the policy decides otherwise.
     """

@@ -4,32 +4,74 @@
 gets no traceback. A verb's module is imported when the verb is typed, so that `poise queue` does not load the simulator.
 """
 
+import errno
 import os
 import sys
 from importlib import import_module
 from io import TextIOWrapper
 from keyword import iskeyword
+from typing import NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 from poise import __version__
 from poise.cli import INTERRUPTED, UNREAD
 from poise.scheduler.model.errors import InvariantError, OptionError, PoiseError, RequestError, UnknownNameError
-from poise.service.wire.request import plain
 
-VERBS = {
-    # studies: simulation and analysis; no service is involved
-    "demo": "compare", "simulate": "simulate", "replay": "simulate", "compare": "compare", "analyze": "analyze",
-    "policies": "policies", "audit": "audit", "bench": "bench",
-    # jobs of the running service
-    "submit": "submit", "wait": "submit", "queue": "queue", "show": "queue", "why": "queue",
-    "logs": "logs", "events": "logs", "cancel": "control", "hold": "control", "release": "control", "shares": "shares",
-    # nodes of the running service
-    "nodes": "nodes", "drain": "nodes", "return": "nodes",
-    # the service itself
-    "serve": "serve", "agent": "agent", "ray": "ray", "use": "admin", "tokens": "admin", "repair": "admin",
+
+class Verb(NamedTuple):
+    """Where a verb is, and what it does.
+
+    module    of this package, which holds its command under the verb's name, or `return_`
+    summary   with which its help begins; here as well, so that `poise --help` imports no verb
+    """
+
+    module: str
+    summary: str
+
+
+GROUPS: dict[str, dict[str, Verb]] = {
+    "Studies, without a service": {
+        "demo": Verb("compare", "Run a built-in trace under several policies"),
+        "simulate": Verb("simulate", "Run TRACE under one policy and say how it went"),
+        "compare": Verb("compare", "Run TRACE under several policies and show them side by side"),
+        "analyze": Verb("analyze", "Characterise the jobs of a trace or a journal"),
+        "policies": Verb("policies", "List the policies, or show one in full"),
+        "audit": Verb("audit", "Measure what a policy does to those who share a cluster"),
+        "bench": Verb("bench", "Measure what Poise itself costs"),
+        "replay": Verb("simulate", "Hand the facts of JOURNAL to the core again"),
+    },
+    "Jobs of the running service": {
+        "submit": Verb("submit", "Submit a job, an array or a sweep to the running service"),
+        "run": Verb("run", "Submit a job, print what it prints, and end as it ends"),
+        "queue": Verb("queue", "Show the jobs that have not ended, in scheduling order"),
+        "show": Verb("queue", "Show everything about JOB"),
+        "why": Verb("queue", "Say why JOB runs, waits or has ended"),
+        "logs": Verb("logs", "Print what JOB has printed, of all its runs"),
+        "wait": Verb("submit", "Wait until all JOBs have ended"),
+        "hold": Verb("control", "Keep jobs from running until they are released"),
+        "release": Verb("control", "End a hold"),
+        "cancel": Verb("control", "Withdraw jobs"),
+        "events": Verb("logs", "Show what happened"),
+    },
+    "Nodes and tenants of the running service": {
+        "nodes": Verb("nodes", "Show the nodes"),
+        "drain": Verb("nodes", "Take nodes out of service"),
+        "return": Verb("nodes", "Give nodes back that were drained"),
+        "shares": Verb("shares", "Show what tenants are entitled to, hold and have received"),
+    },
+    "The service itself": {
+        "serve": Verb("serve", "Run training jobs until SIGTERM or Ctrl-C"),
+        "agent": Verb("agent", "Run jobs on this machine for a service on another one"),
+        "ray": Verb("ray", "Work with the Ray cluster of `poise serve --backend ray`"),
+        "use": Verb("admin", "Go on under another POLICY"),
+        "tokens": Verb("admin", "List the tokens of the running service, make one or revoke one"),
+        "repair": Verb("admin", "Mend the journal in STATE"),
+    },
 }  # fmt: skip
-"""Each verb, and the module of this package that holds its command, which has the verb's name, or `return_`."""
+"""The verbs by what they are for, as `poise --help` lists them."""
+VERBS = {name: verb for group in GROUPS.values() for name, verb in group.items()}
 
 
 class Verbs(click.Group):
@@ -44,7 +86,7 @@ class Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
-        command = getattr(import_module(f"poise.cli.{VERBS[cmd_name]}"), name)
+        command = getattr(import_module(f"poise.cli.{VERBS[cmd_name].module}"), name)
         assert isinstance(command, click.Command)
         return command
 
@@ -53,6 +95,18 @@ class Verbs(click.Group):
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             raise UnknownNameError("command", args[0], VERBS)
         return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The verbs in groups, each with its summary."""
+        longest = max(map(len, VERBS))
+        for heading, verbs in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(longest), verb.summary) for name, verb in verbs.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The verbs that begin with this, or the options of `poise` itself."""
+        verbs = [CompletionItem(name, help=verb.summary) for name, verb in VERBS.items() if name.startswith(incomplete)]
+        return verbs + click.Command.shell_complete(self, ctx, incomplete)
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -72,25 +126,40 @@ def poise() -> None:
 
 def main(group: click.Group = poise, name: str = "poise") -> None:
     """Run a command of a program of this name, and exit with its code."""
+    _open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a letter that a terminal cannot show is no reason to fail
-    if sys.stdin is None:  # it was closed
-        sys.stdin = open(os.devnull)  # noqa: SIM115 - it stays open until the process ends
     try:
         code = run(group, name)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except BrokenPipeError:
         code = UNREAD
     except OSError as error:
         code = _fail(_os_problem(error), 1)
-    if code == UNREAD:
-        # Discard what is still buffered: otherwise Python complains when it ends, and exits with a code of its own.
+    if code in (UNREAD, 1):
+        # Discard what is still buffered and cannot be written: otherwise Python complains when it ends, and exits with a
+        # code of its own.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.__stdout__, sys.__stderr__):
             if stream is not None:
                 os.dup2(nowhere, stream.fileno())
     sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Put something in the place of standard streams that the caller has closed.
+
+    Otherwise the next file that is opened would become one of them. To print on a closed standard output fails, as it does
+    for other programs; complaints that nobody can read are dropped.
+    """
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # becomes this one: it is the lowest number that is free
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - these stay open until the process ends
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def run(group: click.Group = poise, name: str = "poise") -> int:
@@ -123,9 +192,19 @@ def run(group: click.Group = poise, name: str = "poise") -> int:
 
 
 def _os_problem(error: OSError) -> str:
+    if error.errno == errno.EBADF and error.filename is None:
+        return "standard output is closed"
     return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
 
 
 def _fail(message: object, code: int) -> int:
-    click.echo(f"poise: {plain(str(message))}", err=True)
+    """Complain in one line, where there is room for it; the exit code."""
+    from poise.service.wire.request import plain  # most commands complain of nothing
+
+    try:
+        click.echo(f"poise: {plain(str(message))}", err=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass  # standard error is full: the code has to do
     return code

@@ -51,7 +51,7 @@ _SOLVE_OPTIONS = (
 )  # fmt: skip
 
 
-@bench.command(epilog=EPILOG)
+@bench.command(epilog=EPILOG, short_help="Time one allocation of a share policy, one auction, or one plan")
 @with_options(_SOLVE_OPTIONS)
 def solve(*, spec: str, repeats: int, as_json: bool, **drawing: int | str | None) -> None:
     """Time one allocation of a share policy, one auction, or one plan, in CPU seconds, on jobs that are drawn at random.
@@ -111,7 +111,10 @@ _FIDELITY_OPTIONS = (
 )  # fmt: skip
 
 
-@bench.command(epilog=examples("poise bench fidelity", "poise bench fidelity --policy las --jobs 12 --json"))
+@bench.command(
+    short_help="Run one workload twice: live and in the simulator",
+    epilog=examples("poise bench fidelity", "poise bench fidelity --policy las --jobs 12 --json"),
+)
 @with_options(_FIDELITY_OPTIONS)
 def fidelity(policies: tuple[str, ...], quiet: bool, as_json: bool, **options: Any) -> int:  # noqa: ANN401
     """Run one workload twice, under a live service and in the simulator, and compare makespan and average completion time.

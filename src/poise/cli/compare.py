@@ -180,7 +180,7 @@ POLICIES = ("fifo", "srtf", "las", "tiresias", "max-min", "max-min+agnostic", "t
 @json_option
 @click.option("--quiet", is_flag=True, help="No progress and no notes on stderr.")
 def demo(html: Path, force: bool, as_json: bool, quiet: bool) -> int:
-    """Run a built-in trace of 240 jobs on a mixed cluster under several policies; a table and an HTML report."""
+    """Run a built-in trace under several policies: 240 jobs on a mixed cluster. Prints a table, writes an HTML report."""
     check_report(html, force=force, quiet=quiet)
     trace = demo_trace()
     base = Experiment(parse_cluster(CLUSTER))

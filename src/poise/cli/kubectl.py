@@ -42,13 +42,14 @@ JOB_VERBS = frozenset({"why", "show", "logs", "events", "cancel", "hold", "relea
 """Verbs that take jobs, and so the names of Kubernetes."""
 TENANT_VERBS = frozenset({"queue", "events"})
 """Verbs that a namespace narrows down to its tenant."""
-WHOLE_VERBS = frozenset({"shares", "nodes"})
+WHOLE_VERBS = frozenset({"shares", "nodes", "top"})
 """Verbs that show all that the service has: options of kubectl change nothing."""
-SERVICE_VERBS = frozenset({"submit", "drain", "return", "use", "tokens"})
+SERVICE_VERBS = frozenset({"submit", "run", "drain", "return", "use", "tokens"})
 """Verbs that change something in the service, which options of kubectl do not choose."""
 LIVE_VERBS = JOB_VERBS | TENANT_VERBS | WHOLE_VERBS | SERVICE_VERBS
 CHOOSING_VERBS = frozenset({"cancel", "hold", "release"})
-"""Verbs that take the jobs of an app (--app) instead of names, of which a namespace means those of its tenant."""
+"""Verbs that take jobs by what they have in common instead of names, of which a namespace means those of its tenant."""
+_CHOICES = frozenset({"--app", "--all", "--state"})
 NO_SERVER = (
     "no Poise server is known; forward its port in another terminal (kubectl -n poise-system port-forward svc/poise 8642),"
     " then set POISE_URL=https://localhost:8642, POISE_TOKEN, and POISE_CA to the server's certificate"
@@ -146,7 +147,8 @@ def words_of(words: Sequence[str]) -> list[str]:
     if verb == "events":
         kept += [word for each in found for word in ("--job", each)]
         found = []
-    is_narrowed = verb in TENANT_VERBS or (verb in CHOOSING_VERBS and any(each.split("=")[0] == "--app" for each in kept))
+    is_choice = verb in CHOOSING_VERBS and not _CHOICES.isdisjoint(each.partition("=")[0] for each in kept)
+    is_narrowed = verb in TENANT_VERBS or is_choice
     if is_narrowed and cluster.namespace is not None and not named:
         kept += ["--tenant", cluster.tenant()]
     return [verb, *kept, *(["--"] if found else []), *found]
@@ -172,9 +174,9 @@ def _refuse_options(verb: str, cluster: "Kubectl") -> None:
     """Refuse options of kubectl that would seem to choose where something happens."""
     if not cluster.given:
         return
-    if verb == "submit" and cluster.namespace is not None:
+    if verb in ("submit", "run") and cluster.namespace is not None:
         raise RequestError(
-            f"submit -n {cluster.namespace}: Poise creates pods in the namespace of the service; leave -n out, or name the"
+            f"{verb} -n {cluster.namespace}: Poise creates pods in the namespace of the service; leave -n out, or name the"
             f" job with --name {cluster.namespace}"
         )
     raise RequestError(f"{verb}: {cluster.given[0]} does not choose the service, POISE_URL does; leave it out")
@@ -352,12 +354,16 @@ def _id(client: Client, cluster: Kubectl, word: str) -> str:
 
 
 def _of_plain_name(client: Client, cluster: Kubectl, word: str) -> str:
-    """A job of Poise by its id or name; with a namespace, first one that was created there; else a pod of that name."""
+    """A job of Poise by its id or name; with a namespace, first one that was created there; else a pod of that name.
+
+    Without a namespace, and if there is no such pod either, a job whose name begins so will do.
+    """
+    is_beginning = False
     if cluster.namespace is not None:
         found = _find(client, [word], cluster.namespace, cluster.tenant(), None)
         if found is not None:
             return found
-    else:
+    elif not (is_beginning := _is_beginning(client, word)):
         try:
             return client.find(word)
         except ServerRefusedError as error:
@@ -368,10 +374,25 @@ def _of_plain_name(client: Client, cluster: Kubectl, word: str) -> str:
         pod = cluster.get("pod", word) if _NAME.fullmatch(word) else None
         space = cluster.home()
     except PoiseError as error:
+        if is_beginning:
+            return client.find(word)
         raise RequestError(f"there is no job {word[:64]!r}{where}; pods cannot be looked up: {error}") from None
     if pod is not None:
         return _of_pod(client, cluster, pod)
+    if is_beginning:
+        return client.find(word)
     raise RequestError(f"there is no job {word[:64]!r}, and no pod of that name in namespace {space}")
+
+
+def _is_beginning(client: Client, word: str) -> bool:
+    """Whether a word is neither id nor name of a job, but how names of jobs begin."""
+    if word.isdecimal():
+        return False
+    try:
+        found = client.called(word)
+    except ServerRefusedError:  # the server is too old to say
+        return False
+    return bool(found.jobs) and not found.exact
 
 
 def _of_pod(client: Client, cluster: Kubectl, pod: Mapping[str, Any]) -> str:

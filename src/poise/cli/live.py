@@ -56,7 +56,8 @@ def suggesting(client: Client, job: str) -> Iterator[None]:
         if error.code != NOT_FOUND:
             raise
         rows = client.queue(limit=PAGE).jobs
-        near = [row.id for row in rows if row.name == job][:3] or difflib.get_close_matches(job, [row.id for row in rows])
+        known = dict.fromkeys((*(row.id for row in rows), *(row.name for row in rows)))
+        near = difflib.get_close_matches(job, known)
         hint = f"did you mean {' or '.join(near)}?" if near else "`poise queue` lists those that there are"
         raise RequestError(f"there is no job {job!r}; {hint}") from None
 

@@ -3,7 +3,7 @@
 import re
 import sys
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 from unicodedata import category
 
 import click
@@ -135,11 +135,12 @@ class Screen:
     A log is text of a stranger: escape codes could rewrite what stands above, set the title, or make the terminal type into
     the next command line. Colours and weights (SGR) pass, and are reset at the end; so do tabs, line ends and carriage
     returns, which progress bars need. Everything else that is a command, or cannot be seen, is left out. If standard output
-    is no terminal, or with `raw`, every character passes.
+    is no terminal, or with `raw`, every character passes. `to`: another stream in the place of standard output.
     """
 
-    def __init__(self, *, raw: bool = False) -> None:
-        self._is_filtered = not raw and sys.stdout.isatty()
+    def __init__(self, *, raw: bool = False, to: TextIO | None = None) -> None:
+        self._to = to or sys.stdout
+        self._is_filtered = not raw and self._to.isatty()
         self._held = ""
         self._is_coloured = False
 
@@ -152,7 +153,7 @@ class Screen:
     def show(self, part: str) -> None:
         """Print a part; an escape sequence that is cut off waits for the next one."""
         # color: Click must not strip colours where standard output is no terminal.
-        click.echo(self.filtered(part) if self._is_filtered else part, nl=False, color=True)
+        click.echo(self.filtered(part) if self._is_filtered else part, self._to, nl=False, color=True)
 
     def filtered(self, part: str) -> str:
         """What a terminal is shown of the next part."""
@@ -166,5 +167,5 @@ class Screen:
     def close(self) -> None:
         """Reset the colours of the terminal."""
         if self._is_filtered:
-            click.echo(harmless(self._held) + RESET * self._is_coloured, nl=False, color=True)
+            click.echo(harmless(self._held) + RESET * self._is_coloured, self._to, nl=False, color=True)
         self._held = ""

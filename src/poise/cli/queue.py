@@ -31,7 +31,7 @@ from poise.lab.report.page import HtmlTable
 from poise.scheduler.model.errors import RequestError, UnknownNameError
 from poise.scheduler.model.units import counted
 from poise.service.client import Client
-from poise.service.wire.request import NO_PRIORITIES, plain
+from poise.service.wire.request import LONE_PROCESS, NO_PRIORITIES, is_lone_process, plain
 from poise.service.wire.views import JobDetail, JobRow, JobState, QueuePage, RunView, WhyView
 
 EVERY = 2.0
@@ -257,6 +257,7 @@ def facts(detail: JobDetail) -> list[tuple[str, str]]:
         ("command", None if request is None else shlex.join(request.command)),
         ("folder", None if request is None else request.cwd),
         ("virtual env", None if request is None else request.venv),
+        ("replicas", LONE_PROCESS if request and is_lone_process(request) else None),
         ("priority", f"{request.priority}, without effect: {NO_PRIORITIES}" if request and request.priority else None),
     ]
     return [(heading, plain(text)) for heading, text in found if text is not None]

@@ -14,10 +14,10 @@ Example:
 
 @click.group(epilog=EPILOG)
 def ray() -> None:
-    """Work with a Ray cluster on which `poise serve --backend ray` runs jobs."""
+    """Work with the Ray cluster of `poise serve --backend ray`."""
 
 
-@ray.command(epilog=EPILOG)
+@ray.command(epilog=EPILOG, short_help="Give back all that a service holds of a Ray cluster")
 @click.option("--address", default="auto", metavar="HOST:PORT", help="Of the head node.  [default: as Ray finds it]")
 def release(address: str) -> int:
     """Give back all that a service holds of a Ray cluster, after the service has been stopped.

@@ -33,7 +33,7 @@ Examples:
 )
 @json_option
 def shares(journal: Path | None, weights: tuple[str, ...], as_json: bool) -> int:
-    """Show what the tenants of the running service are entitled to, hold and have received.
+    """Show what tenants are entitled to, hold and have received, under the running service.
 
     Of JOURNAL (a file, a directory that --out wrote, or the state of a service), what they were entitled to, and what they
     got. Entitlements are counted while a job waits, since only then they matter. GPU-hours by GPU type. Of a journal that

@@ -125,7 +125,7 @@ Example:
 @click.argument("journal", type=click.Path(path_type=Path))
 @json_option
 def replay(journal: Path, as_json: bool) -> None:
-    """Hand the facts of JOURNAL (a file, a directory that --out wrote, or a service's state) to the core again.
+    """Hand the facts of JOURNAL to the core again: a file, a directory that --out wrote, or a service's state.
 
     Every action must come out as it was written; the first that does not ends the replay with exit code 1.
     """

@@ -4,7 +4,6 @@ A file or a command becomes a draft (`poise.service.wire`), the options override
 the client completes and sends. Files of variables (--env-file) are read at the end of this module.
 """
 
-import json
 import os
 import re
 import sys
@@ -18,6 +17,7 @@ import click
 from pydantic import ValidationError
 
 from poise.cli import INTERRUPTED
+from poise.cli.dry_run import show_dry_run
 from poise.cli.live import connected, connected_for_long, find_job, state_of
 from poise.cli.logs import Screen
 from poise.cli.options import choice_of, examples, json_option, print_json, with_options
@@ -29,8 +29,17 @@ from poise.service.client.client import new_key
 from poise.service.client.shipping import SHIP_MIB, packed_folder
 from poise.service.client.streams import wait_for
 from poise.service.client.submission import completed_request, with_files
-from poise.service.wire.draft import JobDraft, Variant, array_of, current_folder, literal_words, parse_folder, sweep_of
-from poise.service.wire.jobfile import MOST_BYTES, parse_gang, parse_memory, parse_volume, read_draft, read_text
+from poise.service.wire.draft import Array, JobDraft, current_folder, literal_words, parse_array, parse_folder, sweep_of
+from poise.service.wire.environments import parse_export
+from poise.service.wire.jobfile import (
+    MOST_BYTES,
+    parse_gang,
+    parse_memory,
+    parse_volume,
+    read_draft,
+    read_text,
+)
+from poise.service.wire.moments import moment_from_now
 from poise.service.wire.request import (
     VARIABLE,
     JobRequest,
@@ -38,7 +47,6 @@ from poise.service.wire.request import (
     Replicas,
     first_problem,
     image_problem,
-    notes_on,
     plain,
 )
 from poise.service.wire.sbatch import JOB_NAME, completed, read_sbatch
@@ -52,7 +60,7 @@ MOST_NAMED = 10
 """Jobs that are named in a line of advice."""
 STDIN = "-"
 _JOB_FILES = (".yaml", ".yml", ".json", "")
-_COMMAND = "poise.cli.submit.command"
+COMMAND = "poise.cli.submit.command"  # where the words after `--` are kept
 
 Given = TypeVar("Given")
 Parsed = TypeVar("Parsed")
@@ -75,9 +83,11 @@ _OPTIONS = (
     click.option("--env", multiple=True, metavar="NAME[=VALUE]",
         help="A variable of the job's environment, without =VALUE as it is in this shell; repeat it for more."),
     click.option("--env-file", multiple=True, metavar="FILE", help="Variables, one NAME=VALUE per line; --env wins."),
+    click.option("--export", metavar="all|none|NAME[=VALUE],...",
+        help="What the job gets of this shell's environment: what makes sense there, nothing, or these.  [default: all]"),
     click.option("--venv", metavar="DIR",
         help="Virtual environment, of venv or conda, to run in.  [default: the active one, if any]"),
-    click.option("--no-venv", is_flag=True, help="Run in no virtual environment: with what the service has in PATH."),
+    click.option("--no-venv", is_flag=True, help="Run in no virtual environment: with what else is in PATH."),
     click.option("--cwd", metavar="DIR", help="Working directory.  [default: the current one]"),
     click.option("--ship", metavar="[=DIR]",
         help="Send the working directory, or DIR, along, without what .gitignore ignores; the job runs in that."),
@@ -111,8 +121,13 @@ _OPTIONS = (
         help="UID of the job's processes.  [default: 0, which is root, whatever the image says]"),
     click.option("--pull-secret", "pull_secrets", multiple=True, metavar="NAME",
         help="Secret with which the image is fetched; repeat it for more."),
-    click.option("--array", type=int, metavar="N", help="N jobs; ARRAY_INDEX says which."),
+    click.option("--array", metavar="N", help="N jobs, or indices such as 0-99, 0-99:2 or 1,3; ARRAY_INDEX says which. "
+        "%CAP after it: at most CAP of them hold GPUs at once."),
     click.option("--sweep", multiple=True, metavar="NAME=A,B,...", help="A job for every combination of values."),
+    click.option("--after", multiple=True, metavar="JOB[:END]",
+        help="Wait for a job, or all jobs of an app. END: ended (the default), succeeded or failed. Repeatable."),
+    click.option("--begin", metavar="TIME", help="Do not run it before: 16:00, tomorrow, now+2h, 2026-11-20T16:00Z, ..."),
+    click.option("--finish-by", metavar="TIME", help="When it should be done, for policies that look at deadlines."),
     click.option("--hold", is_flag=True, default=None, help="Do not run it before `poise release`."),
 )  # fmt: skip
 job_options = with_options(_OPTIONS)
@@ -125,7 +140,7 @@ class SubmitCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep what stands after `--` apart."""
         at = args.index("--") if "--" in args else len(args)
-        ctx.meta[_COMMAND] = tuple(args[at + 1 :])
+        ctx.meta[COMMAND] = tuple(args[at + 1 :])
         # An option whose value may be left out would take the next word, such as a job file, for it.
         known = ["--ship=" if each == "--ship" else each for each in args[:at]]
         try:
@@ -133,7 +148,7 @@ class SubmitCommand(click.Command):
         except click.NoSuchOption as error:
             if "--" in args or all(word.startswith("-") for word in args):
                 raise
-            text = f"{error.format_message()} A command goes after --: poise submit -- python train.py"
+            text = f"{error.format_message()} A command goes after --: poise {self.name} -- python train.py"
             raise click.UsageError(text, ctx) from None
 
 
@@ -141,7 +156,7 @@ class SubmitCommand(click.Command):
 @click.argument("file", nargs=-1, metavar="")
 @job_options
 @click.option("-y", "--yes", is_flag=True, help=f"Do not ask, however many jobs it is (more than {MANY} are asked about).")
-@click.option("--dry-run", is_flag=True, help="Print what would be submitted, as JSON; nothing is sent.")
+@click.option("--dry-run", is_flag=True, help="Print what would run, and send nothing; with --json the requests themselves.")
 @click.option("--wait", is_flag=True, help="Wait until the jobs have ended; exit codes as of `poise wait`.")
 @click.option("--follow", is_flag=True, help="Print what the job prints until it has ended; exit codes as of `poise wait`.")
 @click.option("-q", "--id-only", is_flag=True, help="Print the ids alone, one per line.")
@@ -161,20 +176,18 @@ def submit(ctx: click.Context, /, file: tuple[str, ...], **options: Any) -> int:
         raise RequestError("--json and --id-only are two forms of one answer; leave one of them out")
     if follow and (as_json or options["id_only"]):
         raise RequestError("--follow prints what the job prints; leave --json and --id-only out, or take --wait")
-    draft = _draft(file[0] if file else None, ctx.meta[_COMMAND], options)
+    draft = draft_of(file[0] if file else None, ctx.meta[COMMAND], options)
     show_notes([plain(note) for note in draft.notes])
     key = new_key()
     drafted = draft.requests(key)
-    shipped = None if options["ship"] is None else _shipped_folder(options["ship"], drafted[0])
+    shipped = None if options["ship"] is None else shipped_folder(options["ship"], drafted[0])
     if shipped is not None:
         _, sha256 = packed_folder(shipped, options["ship_mib"] << 20)
         drafted = tuple(with_files(each, shipped, sha256) for each in drafted)
     requests = tuple(map(completed_request, drafted))
     count = len(requests)
     if options["dry_run"]:
-        show_notes([plain(note) for note in notes_on(requests)])
-        shown = [request.model_dump(mode="json", exclude_defaults=True) for request in requests]
-        click.echo(json.dumps(shown if draft.variants else shown[0], indent=1))
+        show_dry_run(requests, os.environ, shipped, is_array=bool(draft.variants), as_json=as_json)
         return 0
     if follow and count > 1:
         raise RequestError(f"--follow prints one log, and these are {count:,} jobs; take --wait, or `poise logs -f` of one")
@@ -188,7 +201,7 @@ def submit(ctx: click.Context, /, file: tuple[str, ...], **options: Any) -> int:
         return _report(client, [handle.id for handle in handles], requests[0], options)
 
 
-def _shipped_folder(given: str, request: JobRequest) -> Path:
+def shipped_folder(given: str, request: JobRequest) -> Path:
     """The folder that is sent along: the one that is named, or the working directory."""
     return Path(_parsed("--ship", given, parse_folder) if given else request.cwd or current_folder()).resolve()
 
@@ -217,7 +230,7 @@ def _show_submitted(client: Client, jobs: list[str], request: JobRequest, *, bes
     """Print what became of a submission; on standard error beside a log that is followed."""
     first = jobs[0]
     try:
-        standing = _standing(client.show(first).job)
+        standing = standing_of(client.show(first).job)
     except PoiseError:  # the server is away by now: the job is submitted all the same
         standing = ""
     if len(jobs) == 1:
@@ -233,7 +246,7 @@ def _show_submitted(client: Client, jobs: list[str], request: JobRequest, *, bes
         click.echo(plain(line), err=beside_log)
 
 
-def _standing(row: JobRow) -> str:
+def standing_of(row: JobRow) -> str:
     """The name of a job, if it has one, its state and the reason."""
     name = f" {row.name}" if row.name != row.id else ""
     return f"{name}: {state_of(row)}, {row.reason.text}"
@@ -270,7 +283,7 @@ def _await_jobs(
     """The final states of jobs, and the exit code: 0 if all succeeded, 1 if not, 124 if the time is up, 130 on Ctrl-C."""
 
     def show_change(row: JobRow) -> None:
-        click.echo(plain(f"{row.id}{_standing(row)}"), err=True)
+        click.echo(plain(f"{row.id}{standing_of(row)}"), err=True)
 
     try:
         states = wait_for(client, jobs, timeout=timeout, on_change=None if quiet else show_change)
@@ -331,6 +344,8 @@ _FIELDS = (
 """Options that are fields of a request of the same name and value."""
 _PARSED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "duration": ("duration", parse_seconds),
+    "begin": ("begin", moment_from_now),
+    "finish_by": ("deadline", moment_from_now),
     "max_duration": ("max_duration", parse_seconds),
     "checkpoint_every": ("checkpoint.every", parse_seconds),
     "deadline": ("checkpoint.deadline", parse_seconds),
@@ -347,13 +362,18 @@ _PARSED: dict[str, tuple[str, Callable[[str], Any]]] = {
 """Options that are parsed, and their fields; `.` before a part of a field."""
 
 
-def _draft(file: str | None, command: tuple[str, ...], options: dict[str, Any]) -> JobDraft:
+def draft_of(file: str | None, command: tuple[str, ...], options: dict[str, Any]) -> JobDraft:
     """What a file or a command says, overridden by the options."""
     written = _written(file, command)
     fields = _fields(options)
-    found = written.overridden(fields, _variables(options["env_file"], options["env"]))
-    variants = _variants(options["array"], options["sweep"])
-    found = replace(found, variants=variants) if variants else found
+    if (array := _array(options["array"], options["sweep"])) is not None:
+        fields["array_cap"] = array.cap
+    given = _variables(options["env_file"], options["env"])
+    if options["export"] is not None:
+        fields["export"], named = _parsed("--export", options["export"], parse_export)
+        given = named | given
+    found = written.overridden(fields, given)
+    found = found if array is None else replace(found, variants=array.variants)
     return completed(found) if JOB_NAME in written.env else found
 
 
@@ -396,6 +416,8 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
         fields |= _parsed("--gpus", options["gpus"], parse_gang)
     if options["types"]:
         fields["gpu_types"] = tuple(part.strip() for each in options["types"] for part in each.split(","))
+    if options["after"]:
+        fields["after"] = tuple(options["after"])
     if options["volumes"]:
         found = tuple(_parsed("--volume", each, parse_volume) for each in options["volumes"])
         volumes = _parsed("--volume", found, partial(_part_of_pod, "volumes"))
@@ -435,7 +457,7 @@ def _variables(files: Sequence[str], given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _variants(array: int | None, sweep: Sequence[str]) -> tuple[Variant, ...]:
+def _array(array: str | None, sweep: Sequence[str]) -> Array | None:
     values: dict[str, tuple[str, ...]] = {}
     for text in sweep:
         name, listed = _pair("--sweep", text, "V1,V2,...")
@@ -446,8 +468,8 @@ def _variants(array: int | None, sweep: Sequence[str]) -> tuple[Variant, ...]:
         raise RequestError("--array and --sweep do not go together; give the index as one more variable of the sweep")
     try:
         if sweep:
-            return sweep_of(values)
-        return () if array is None else array_of(array)
+            return Array(sweep_of(values), None)
+        return None if array is None else parse_array(array)
     except ValueError as error:
         raise RequestError(f"{'--sweep' if sweep else '--array'}: {error}") from None
 

@@ -9,7 +9,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from poise.scheduler.model.errors import PoiseError, RequestError
 from poise.scheduler.model.plan import Order, Planner, Policy
 from poise.scheduler.model.workload import Allocator
-from poise.scheduler.policies.listing import Family, Listing, Parameter, Traits
+from poise.scheduler.policies.listing import Family, Listing, Parameter
 
 Answer = Order | Planner | Allocator | Policy
 _EXPECTED = "expected a Listing, an Order, a Planner, an Allocator, or a callable that returns one of them"
@@ -55,8 +55,7 @@ def _plain_listing(
     name: str, family: Family, summary: str, make: Callable[..., Any], parameters: tuple[Parameter, ...] = ()
 ) -> Listing:
     """A listing that claims nothing."""
-    traits = Traits(**dict.fromkeys((each.name for each in fields(Traits)), "not stated"))
-    return Listing(name, family, summary, "not of the catalogue", (), make, parameters, traits=traits)
+    return Listing(name, family, summary, "not of the catalogue", (), make, parameters)
 
 
 def _checked(make: Callable[..., Any], name: str, required: frozenset[str] = frozenset(), /, **values: Any) -> Any:  # noqa: ANN401

@@ -19,7 +19,7 @@ from typing import NoReturn, SupportsFloat
 
 from poise.worker import protocol
 from poise.worker.checkpoints import Checkpoints
-from poise.worker.micro_batches import share
+from poise.worker.micro_batches import MicroBatches
 from poise.worker.progress import Progress
 from poise.worker.protocol import Notice, WatchedFile, WorkerEnv, WorkerError, say
 from poise.worker.rank_state import RankStates
@@ -104,6 +104,7 @@ class Lease:
         self._tried: int | None = None  # step of the last `save` on all ranks, whatever came of it
         self._last_save = monotonic()
         self._restore_term: Callable[[], object] = lambda: None
+        self._micro_batches = MicroBatches(env, lambda loss: self.report(loss=loss))
         self._loop_token = object()  # not the lease itself: `_loops` must not keep what the lease saves alive
 
     @property
@@ -117,14 +118,16 @@ class Lease:
         return self._env.world_size
 
     @property
-    def micro_batches(self) -> int:
-        """Number of micro-batches per step; one per rank if the job does not say."""
-        return self._env.micro_batches or self._env.world_size
+    def micro_batches(self) -> MicroBatches:
+        """Number of micro-batches per step; one per rank if the job does not say.
+
+        Call it with a batch and a model of PyTorch to compute this rank's parts: see `MicroBatches`.
+        """
+        return self._micro_batches
 
     def share(self, parts: int | None = None) -> range:
         """Return this rank's share of `parts` micro-batches (None: of the job's); all ranks together have each once."""
-        speeds = self._env.rank_speeds or (1.0,) * self.world_size
-        return share(self.micro_batches if parts is None else parts, self.rank, speeds)
+        return self._micro_batches.share(parts)
 
     def steps(self, total: int) -> Iterator[int]:
         """Yield the steps that are left of 0 .. total - 1. When the lease ends: saves, and exits with code 75.
@@ -153,6 +156,7 @@ class Lease:
                     self.checkpoint(step, self._save)
                 yield step
                 step += 1
+            self._micro_batches.require_complete()
             self.finish(step, self._save)
         finally:
             self._restore_term()
@@ -205,6 +209,7 @@ class Lease:
 
         A loop that knows that this was the last step goes on to `finish`: there is nothing to leave for.
         """
+        self._micro_batches.begin_step(step)
         self._progress.reached(step)
         if self._stopping.is_due(step, self._is_over):
             return StopRequest.LEAVE

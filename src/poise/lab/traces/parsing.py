@@ -8,6 +8,7 @@ nothing: lines, objects, blanks and jobs are bounded.
 
 import codecs
 import csv
+import io
 import json
 import math
 import re
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from operator import itemgetter
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 from poise.lab.traces.schema import TraceJob
 from poise.scheduler.model.cluster import MOST_GPUS
@@ -35,6 +36,7 @@ Line = tuple[int, str]
 Cells = Sequence[str]
 Record = dict[str, Any]
 R = TypeVar("R")
+V = TypeVar("V")
 
 
 @dataclass(slots=True)
@@ -54,6 +56,12 @@ class TraceInput:
     rows: int = 0
     tally: Counter[str] = field(default_factory=Counter)
 
+    def is_json(self) -> bool:
+        """Whether the input begins with a JSON object; what follows reads it from its beginning."""
+        stream = io.BufferedReader(cast(io.RawIOBase, self.stream))
+        self.stream = stream
+        return stream.peek().removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
+
     def lines(self) -> Iterator[Line]:
         """Return the lines that are not blank, each with its number."""
         return lines(self.stream, self.file)
@@ -61,6 +69,10 @@ class TraceInput:
     def objects(self) -> Iterator[tuple[int, Record]]:
         """Return the JSON objects, each with the line it starts on."""
         return objects(self.stream, self.file)
+
+    def listed(self, key: str) -> Iterator[tuple[int, Record]]:
+        """Return the objects in the lists of this key, each with the line it starts on."""
+        return listed(self.stream, self.file, key)
 
     def count(self, what: str) -> None:
         """Count something that was left out or assumed."""
@@ -276,14 +288,41 @@ def objects(stream: BinaryIO, file: str) -> Iterator[tuple[int, Record]]:
         while window.peek():
             yield window.take_object()
         return
-    window.skip()
-    if window.peek() != "]":
-        yield window.take_object()
-    while window.peek() == ",":
-        window.skip()
-        yield window.take_object()
-    window.expect("]", "a comma or the end of the list")
+    yield from window.take_list()
     window.expect("", "nothing after the end of the list")
+
+
+def listed(stream: BinaryIO, file: str, key: str) -> Iterator[tuple[int, Record]]:
+    """Yield the objects in the list `key` of every object of the file, with their lines; an object without it, itself.
+
+    Objects may stand one after another. What they hold beside the list is skipped.
+    """
+    window = _Window(stream, file)
+    while window.peek():
+        yield from _members(window, key)
+
+
+def _members(window: "_Window", key: str) -> Iterator[tuple[int, Record]]:
+    window.expect("{", "a JSON object")
+    line, beside, found = window.line, {}, False
+    begun = window.taken
+    more = window.peek() != "}"
+    while more:
+        name = window.take_value("a name", str)
+        window.expect(":", "a colon")
+        if name == key and window.peek() == "[":
+            found = True
+            yield from window.take_list()
+            begun = window.taken
+        else:
+            beside[name] = window.take_value("a JSON value", object)
+            window.check_length(begun)
+        more = window.peek() == ","
+        if more:
+            window.skip()
+    window.expect("}", "a comma or the end of the object")
+    if not found:
+        yield line, beside
 
 
 def parse_object(text: str) -> Record:
@@ -302,7 +341,7 @@ def parse_object(text: str) -> Record:
 
 
 class _Window:
-    """The unread text that is in memory, and the number of the line on which it starts.
+    """The unread text that is in memory, the number of the line on which it starts, and how many characters were taken.
 
     A list is never held as one document: the window is at most about two objects long.
     """
@@ -310,7 +349,7 @@ class _Window:
     def __init__(self, stream: BinaryIO, file: str) -> None:
         self._stream, self._file = stream, file
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        self._text, self._at, self._line = "", 0, 1
+        self._text, self._at, self.line, self.taken = "", 0, 1, 0
 
     def peek(self) -> str:
         """Return the next character that is not blank without taking it; empty at the end."""
@@ -338,29 +377,52 @@ class _Window:
             raise self._error(f"expected {what}, got {shown(got) if got else 'the end of the file'}")
         self.skip()
 
+    def take_list(self) -> Iterator[tuple[int, Record]]:
+        """Yield the objects of the list that starts here, each with its line."""
+        self.skip()
+        if self.peek() != "]":
+            yield self.take_object()
+        while self.peek() == ",":
+            self.skip()
+            yield self.take_object()
+        self.expect("]", "a comma or the end of the list")
+
     def take_object(self) -> tuple[int, Record]:
         """Return the object that starts here and its line; read no further than one may be long."""
-        if self.peek() != "{":
-            raise self._error(f"expected a JSON object, got {shown(self._text[self._at : self._at + 80])}")
+        self.peek()
+        line = self.line
+        return line, self.take_value("a JSON object", dict)
+
+    def take_value(self, expected: str, kind: type[V]) -> V:
+        """Return the JSON value of this kind that starts here; read no further than one may be long."""
+        start = self.peek()
+        if not start or (kind is dict and start != "{") or (kind is str and start != '"'):
+            raise self._error(f"expected {expected}, got {shown(self._text[self._at : self._at + 80])}")
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
+                if end == len(self._text) and start not in '{["' and self._more():
+                    continue  # a number may go on
             except json.JSONDecodeError as problem:
                 # It may only be cut off: read on, unless it is too long or the file ends.
                 if len(self._text) - self._at > MOST_BYTES:
                     raise self._too_long() from None
                 if not self._more():
-                    line = self._line + self._text.count("\n", self._at, problem.pos)
-                    expected = f"expected a whole JSON object, got a broken one ({problem.msg})"
-                    raise TraceError(Where(self._file, line), expected) from None
+                    line = self.line + self._text.count("\n", self._at, problem.pos)
+                    problem_here = f"expected a whole JSON object, got a broken one ({problem.msg})"
+                    raise TraceError(Where(self._file, line), problem_here) from None
                 continue
             except (RecursionError, ValueError):
                 raise self._error("expected a JSON object, got one nested too deeply or a number too long") from None
             if end - self._at > MOST_BYTES:
                 raise self._too_long()
-            line = self._line
             self._advance(end)
-            return line, value
+            return cast(V, value)
+
+    def check_length(self, begun: int) -> None:
+        """Raise unless what was taken since `taken` had this value is no longer than one object may be."""
+        if self.taken - begun > MOST_BYTES:
+            raise self._too_long()
 
     def _more(self) -> bool:
         """Read on, as much as is there already, so that an object is parsed few times; return False at the end."""
@@ -369,17 +431,18 @@ class _Window:
         try:
             text = self._decoder.decode(chunk, not chunk)
         except UnicodeDecodeError as problem:
-            line = self._line + rest.count("\n") + problem.object.count(b"\n", 0, problem.start)
+            line = self.line + rest.count("\n") + problem.object.count(b"\n", 0, problem.start)
             raise not_text(self._file, line, problem) from None
         self._text, self._at = rest + text, 0
         return bool(chunk)
 
     def _advance(self, end: int) -> None:
-        self._line += self._text.count("\n", self._at, end)
+        self.line += self._text.count("\n", self._at, end)
+        self.taken += end - self._at
         self._at = end
 
     def _too_long(self) -> TraceError:
         return self._error(f"expected JSON objects of at most {MOST_BYTES:,} bytes, got a longer or a broken one")
 
     def _error(self, problem: str) -> TraceError:
-        return TraceError(Where(self._file, self._line), problem)
+        return TraceError(Where(self._file, self.line), problem)

@@ -5,7 +5,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from poise.lab.traces.formats import alibaba, gavel, helios, itp, philly, philly_csv, poise, shockwave, tiresias
+from poise.lab.traces.formats import (
+    alibaba,
+    gavel,
+    helios,
+    itp,
+    philly,
+    philly_csv,
+    poise,
+    sacct,
+    sacct_json,
+    sacct_text,
+    shockwave,
+    tiresias,
+)
 from poise.lab.traces.parsing import Cells, TraceInput, csv_rows, split_header, tsv_rows
 from poise.lab.traces.schema import TraceJob
 from poise.scheduler.model.errors import UnknownNameError
@@ -82,10 +95,24 @@ def _is_poise(text: str) -> bool:
     """Accept what has sure column names, so that a misspelt other one is named by the reader."""
     if text.lstrip()[:1] == "{":
         keys = set(_KEY.findall(_first_line(text)))
-        return keys.isdisjoint(philly.KEYS) and not keys.isdisjoint(poise.REQUIRED)
+        return keys.isdisjoint((*philly.KEYS, *sacct_json.KEYS)) and not keys.isdisjoint(poise.REQUIRED)
     return len(set(split_header(_first_line(text))) & set(poise.REQUIRED)) >= 2
 
 
+def _is_philly(text: str) -> bool:
+    keys = set(_KEY.findall(text))
+    return text.lstrip()[:1] in ("[", "{") and not keys.isdisjoint(philly.KEYS) and keys.isdisjoint(sacct_json.KEYS)
+
+
+def _is_sacct(text: str) -> bool:
+    if text.lstrip()[:1] == "{":
+        return set(sacct_json.KEYS) <= set(_KEY.findall(text))
+    return sacct_text.is_header(_first_line(text))
+
+
+_AS_LOGGED = (
+    "a job's duration is that on the GPUs that it ran on, and counts as that on the reference type of the throughput table",
+)
 FORMATS = (
     Format("poise", "Poise's own: JSON lines, or CSV with the same columns", _is_poise, poise.records, poise.job_of),
     _tsv("gavel", "Gavel: 10 tab-separated columns, or the older 7", gavel.job_of, gavel.WIDTHS),
@@ -94,7 +121,7 @@ FORMATS = (
     Format(
         "philly",
         "Philly's job log, or what is derived from it: JSON",
-        lambda text: text.lstrip()[:1] in ("[", "{") and not set(_KEY.findall(text)).isdisjoint(philly.KEYS),
+        _is_philly,
         TraceInput.objects,
         philly.job_of,
         ("a job's duration is the sum of the run times of its attempts",),
@@ -103,4 +130,12 @@ FORMATS = (
     _csv("itp", "Microsoft ITP clusters: CSV", itp.job_of, itp.COLUMNS),
     _csv("helios", "Helios' log, as published or cut: CSV", helios.job_of, *helios.CHOICES),
     _csv("alibaba", "Alibaba's GPU cluster v2023, list of pods: CSV", alibaba.job_of, alibaba.COLUMNS),
+    Format(
+        "sacct",
+        "Slurm's accounting: what `sacct --parsable2` or `sacct --json` prints",
+        _is_sacct,
+        sacct.records,
+        sacct.job_of,
+        _AS_LOGGED,
+    ),
 )

@@ -195,6 +195,7 @@ class Lifecycle:
         if profile.impossible:
             row = self._columns.append(job, 0.0, kind=NO_PROFILE.index, best=1.0, skew=None, now=now)
             self._columns.status[row] = Status.REJECTED
+            del self._columns.jobs[row]
             state.reasons[row] = profile.impossible
             self._add_row(row, job.id, NO_PROFILE, Locality.CLUSTER)
             self.actions.append(Reject(job.id, profile.impossible))
@@ -450,6 +451,7 @@ class Lifecycle:
             self._leave_suspension(row, now)
             self._state.clocks.forget(row)
             self._forget(row, status)
+            del self._columns.jobs[row]
             return
         if self._state.running(row):
             self._state.free.give(self._close_run(row, now, status))
@@ -457,6 +459,7 @@ class Lifecycle:
             self._state.clocks.end(row, now, self._columns.waiting_since[row])
         self._forget(row, status)
         self._driver.ended(row, now)
+        del self._columns.jobs[row]
 
     def _forget(self, row: int, status: Status) -> None:
         """Set the final status and drop what is only kept for jobs that have not ended."""

@@ -44,6 +44,7 @@ class JobTable:
 
     def __init__(self) -> None:
         # Who the job is. Written once, by `append`.
+        self.jobs: dict[int, Job] = {}  # as its owner describes it, by row; only of jobs that have not ended
         self.ids: list[str] = []  # unique
         self.tenants: list[str] = []  # name of its tenant
         self.apps: list[str | None] = []  # name of its app; None if it names none
@@ -95,6 +96,7 @@ class JobTable:
             for column in vars(self).values():
                 if isinstance(column, array):
                     column.frombytes(bytes(CHUNK * column.itemsize))
+        self.jobs[row] = job
         self.ids.append(job.id)
         self.tenants.append(job.tenant)
         self.apps.append(job.app)
@@ -174,7 +176,9 @@ class JobTable:
 class JobView:
     """One row at one time, read-only: what a rank policy sees of a job. Amounts are as of `now`.
 
-    The core moves one view from row to row (`row`, `now`), so a policy must not keep it.
+    Times are seconds on the clock of the events. Work is in steps, or in seconds on the job's fastest GPU type. The core
+    moves one view from row to row (`row`, `now`), so a policy must not keep it. `Snapshot` has the same attributes as
+    columns.
     """
 
     __slots__ = ("_columns", "now", "row")
@@ -184,10 +188,64 @@ class JobView:
         self.row = row
         self.now = now
 
+    # Who it is, as its owner says
+
+    @property
+    def id(self) -> str:
+        """The id of the job, unique."""
+        return self._columns.ids[self.row]
+
+    @property
+    def name(self) -> str | None:
+        """Its name, which need not be unique; None if it has none."""
+        return self._columns.jobs[self.row].name
+
+    @property
+    def tenant(self) -> str:
+        """The name of its tenant."""
+        return self._columns.tenants[self.row]
+
+    @property
+    def app(self) -> str | None:
+        """The name of its app, which belongs to its tenant; None if it names none."""
+        return self._columns.apps[self.row]
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model that it trains; None if not stated."""
+        return self._columns.jobs[self.row].model
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples per step; None if not stated."""
+        return self._columns.jobs[self.row].batch_size
+
     @property
     def submitted(self) -> float:
         """Time of submission."""
         return self._columns.submitted[self.row]
+
+    @property
+    def weight(self) -> float:
+        """Its weight among jobs, above 0; in the live service the owner's number times the tenant's."""
+        return self._columns.weight[self.row]
+
+    @property
+    def tenant_weight(self) -> float:
+        """The weight of its tenant among tenants, above 0."""
+        return self._columns.tenant_weights[self._columns.tenant[self.row]]
+
+    @property
+    def priority(self) -> int:
+        """A whole number; 0 if not stated. No policy of the catalogue looks at it."""
+        return self._columns.jobs[self.row].priority
+
+    @property
+    def deadline(self) -> float:
+        """Time by which it should be done; inf if it has no deadline."""
+        return self._columns.deadline[self.row]
+
+    # What it needs
 
     @property
     def gang(self) -> int:
@@ -195,9 +253,24 @@ class JobView:
         return self._columns.gang[self.row]
 
     @property
-    def running(self) -> bool:
-        """Whether it holds GPUs."""
-        return self._columns.status[self.row] == Status.RUNNING
+    def min_gpus(self) -> int:
+        """Fewest GPUs that it can run on, 1 <= min_gpus <= gang."""
+        return self._columns.least[self.row]
+
+    @property
+    def max_gpus(self) -> int:
+        """Most GPUs that it can use, >= gang."""
+        return self._columns.most[self.row]
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Names of the GPU types that it may run on; empty means any."""
+        return self._columns.jobs[self.row].gpu_types
+
+    @property
+    def micro_batches(self) -> int:
+        """Tasks that a step divides into, so that any mix of GPUs will do; 0 if steps do not divide."""
+        return self._columns.tasks[self.row]
 
     @property
     def skew(self) -> float | None:
@@ -205,32 +278,40 @@ class JobView:
         skew = self._columns.skew[self.row]
         return None if math.isnan(skew) else skew
 
-    @property
-    def deadline(self) -> float:
-        """Time by which it should be done; inf if it has no deadline."""
-        return self._columns.deadline[self.row]
+    # Its work
 
     @property
-    def waiting_since(self) -> float:
-        """When it was submitted, preempted or lost its node, whichever came last."""
-        return self._columns.waiting_since[self.row]
+    def declared_steps(self) -> float:
+        """Work as its owner declares it in steps; inf if it does not."""
+        steps = self._columns.jobs[self.row].steps
+        return math.inf if steps is None else steps
 
     @property
-    def attained_seconds(self) -> float:
-        """Seconds with GPUs."""
+    def declared_seconds(self) -> float:
+        """Work as its owner declares it in seconds on the reference GPU type of the table; inf if it does not."""
+        seconds = self._columns.jobs[self.row].duration
+        return math.inf if seconds is None else seconds
+
+    @property
+    def believed_steps(self) -> float:
+        """All its work, as it is believed to be, in steps; inf if unknown."""
+        return self._columns.steps[self.row]
+
+    @property
+    def believed_seconds(self) -> float:
+        """All its work, as it is believed to be, in seconds of the whole gang on its fastest type; inf if unknown."""
+        return self._columns.steps[self.row] / self._columns.best[self.row]
+
+    @property
+    def steps_so_far(self) -> float:
+        """Believed work done, in steps."""
         columns, row = self._columns, self.row
-        held = columns.received[row]
-        return held + self.now - columns.started[row] if columns.status[row] == Status.RUNNING else held
+        return columns.steps_done[row] + columns.rate[row] * max(self.now - columns.progress_from[row], 0.0)
 
     @property
-    def repaid(self) -> float:
-        """When the current run has worked for as long as it took to start. Stopping it earlier wastes GPU time."""
-        return self._columns.repaid[self.row]
-
-    @property
-    def attained_service(self) -> float:
-        """GPU-seconds received."""
-        return self.attained_seconds * self._columns.gang[self.row]
+    def steps_left(self) -> float:
+        """Believed work left, in steps; inf if unknown."""
+        return max(self._columns.steps[self.row] - self.steps_so_far, 0.0)
 
     @property
     def remaining_seconds(self) -> float:
@@ -250,20 +331,70 @@ class JobView:
         """Believed speed ÷ speed on its fastest type; 0 while it waits. `remaining_seconds` falls at this rate."""
         return self._columns.rate[self.row] / self._columns.best[self.row]
 
+    # Where it stands
+
+    @property
+    def running(self) -> bool:
+        """Whether it holds GPUs."""
+        return self._columns.status[self.row] == Status.RUNNING
+
+    @property
+    def held_gpus(self) -> int:
+        """GPUs that it holds; 0 while it waits."""
+        return self._columns.gpus[self.row]
+
+    @property
+    def launches(self) -> int:
+        """Runs that were started so far."""
+        return self._columns.epoch[self.row]
+
+    @property
+    def failures(self) -> int:
+        """Runs that failed."""
+        return self._columns.failures[self.row]
+
+    @property
+    def waiting_since(self) -> float:
+        """When it was submitted, preempted or lost its node, whichever came last."""
+        return self._columns.waiting_since[self.row]
+
+    @property
+    def attained_seconds(self) -> float:
+        """Seconds with GPUs."""
+        columns, row = self._columns, self.row
+        held = columns.received[row]
+        return held + self.now - columns.started[row] if columns.status[row] == Status.RUNNING else held
+
+    @property
+    def attained_service(self) -> float:
+        """GPU-seconds received, as if it had always held its whole gang."""
+        return self.attained_seconds * self._columns.gang[self.row]
+
+    @property
+    def repaid(self) -> float:
+        """When the current run has worked for as long as it took to start. Stopping it earlier wastes GPU time."""
+        return self._columns.repaid[self.row]
+
 
 @dataclass(frozen=True)
 class Snapshot:
     """All active jobs at one time, as read-only columns of equal length, by ascending row. What a planner sees.
 
+    now            time of the decision
     origin         time of the first event ever: rounds are counted from it
     gpus           GPUs alive
     idle           free GPUs by type
     is_contended   whether any job waits
+    active         the rows of the jobs, ascending: a job submitted earlier has a smaller one
+    columns        the table that the columns below are taken from
     placement      which GPUs are free, and which jobs hold which; valid until the plan is returned
     survey         builds `workload` from this snapshot, on demand
     estimate       believed speeds of the job in a row
     losses         reported (steps, loss) of jobs, by row, in order of time
     pinned         rows of running jobs that keep their GPUs whatever else waits: a plan cannot stop or move them
+
+    The columns have the names, meanings and units of the attributes of `JobView`. Numbers are numpy arrays, texts are
+    tuples. Where a view has None, an array has nan (`skew`) or 0 (`batch_size`), and a tuple has None.
     """
 
     now: float
@@ -284,16 +415,37 @@ class Snapshot:
         """The active rows."""
         return _frozen(np.array(self.active, dtype=np.int64))
 
-    @cached_property
-    def gang(self) -> Ints:
-        """GPUs needed at once."""
-        return _frozen(np.frombuffer(self.columns.gang, dtype=np.int64)[self.rows])
+    # Who they are
 
     @cached_property
-    def running(self) -> Bools:
-        """Which jobs hold GPUs."""
-        status = np.frombuffer(self.columns.status, dtype=np.int8)[self.rows]
-        return _frozen(status == Status.RUNNING)
+    def id(self) -> tuple[str, ...]:
+        """Ids of the jobs, unique."""
+        return tuple(self.columns.ids[row] for row in self.active)
+
+    @cached_property
+    def name(self) -> tuple[str | None, ...]:
+        """Their names, which need not be unique."""
+        return tuple(job.name for job in self._owned)
+
+    @cached_property
+    def tenant(self) -> tuple[str, ...]:
+        """Names of their tenants."""
+        return tuple(self.columns.tenants[row] for row in self.active)
+
+    @cached_property
+    def app(self) -> tuple[str | None, ...]:
+        """Names of their apps; an app belongs to its tenant."""
+        return tuple(self.columns.apps[row] for row in self.active)
+
+    @cached_property
+    def model(self) -> tuple[str | None, ...]:
+        """Names of the models that they train."""
+        return tuple(job.model for job in self._owned)
+
+    @cached_property
+    def batch_size(self) -> Ints:
+        """Samples per step; 0 if not stated."""
+        return _frozen(np.array([job.batch_size or 0 for job in self._owned], dtype=np.int64))
 
     @cached_property
     def submitted(self) -> Floats:
@@ -306,10 +458,81 @@ class Snapshot:
         return self.floats(self.columns.weight)
 
     @cached_property
-    def attained_seconds(self) -> Floats:
-        """Seconds with GPUs."""
-        now = np.where(self.running, self.now - self.floats(self.columns.started), 0.0)
-        return _frozen(self.floats(self.columns.received) + now)
+    def tenant_weight(self) -> Floats:
+        """Weights of their tenants, for policies that divide among tenants."""
+        weights = self.columns.tenant_weights
+        return _frozen(np.array([weights[self.columns.tenant[row]] for row in self.active], dtype=np.float64))
+
+    @cached_property
+    def priority(self) -> Ints:
+        """Whole numbers; 0 if not stated."""
+        return _frozen(np.array([job.priority for job in self._owned], dtype=np.int64))
+
+    @cached_property
+    def deadline(self) -> Floats:
+        """Times by which they should be done; inf if there is none."""
+        return self.floats(self.columns.deadline)
+
+    # What they need
+
+    @cached_property
+    def gang(self) -> Ints:
+        """GPUs needed at once."""
+        return _frozen(np.frombuffer(self.columns.gang, dtype=np.int64)[self.rows])
+
+    @cached_property
+    def min_gpus(self) -> Ints:
+        """Fewest GPUs that they can run on."""
+        return self.ints(self.columns.least)
+
+    @cached_property
+    def max_gpus(self) -> Ints:
+        """Most GPUs that they can use."""
+        return self.ints(self.columns.most)
+
+    @cached_property
+    def gpu_types(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the GPU types that each may run on; empty means any."""
+        return tuple(job.gpu_types for job in self._owned)
+
+    @cached_property
+    def micro_batches(self) -> Ints:
+        """Tasks that a step divides into; 0 if steps do not divide."""
+        return self.ints(self.columns.tasks)
+
+    @cached_property
+    def skew(self) -> Floats:
+        """Largest tensor ÷ model size; nan if not known."""
+        return self.floats(self.columns.skew)
+
+    # Their work
+
+    @cached_property
+    def declared_steps(self) -> Floats:
+        """Work as owners declare it in steps; inf if they do not."""
+        return _stated(job.steps for job in self._owned)
+
+    @cached_property
+    def declared_seconds(self) -> Floats:
+        """Work as owners declare it in seconds on the reference GPU type of the table; inf if they do not."""
+        return _stated(job.duration for job in self._owned)
+
+    @cached_property
+    def believed_steps(self) -> Floats:
+        """All work, as it is believed to be, in steps; inf if unknown."""
+        return self.floats(self.columns.steps)
+
+    @cached_property
+    def believed_seconds(self) -> Floats:
+        """All work, as it is believed to be, in seconds of the whole gang on its fastest type; inf if unknown."""
+        return _frozen(self.believed_steps / self.floats(self.columns.best))
+
+    @cached_property
+    def steps_so_far(self) -> Floats:
+        """Believed work done, in steps."""
+        columns = self.columns
+        since = np.maximum(self.now - self.floats(columns.progress_from), 0.0)
+        return _frozen(self.floats(columns.steps_done) + self.floats(columns.rate) * since)
 
     @cached_property
     def steps_left(self) -> Floats:
@@ -320,11 +543,63 @@ class Snapshot:
         return _frozen(np.maximum(left, 0.0))
 
     @cached_property
-    def steps_so_far(self) -> Floats:
-        """Believed work done, in steps."""
+    def remaining_seconds(self) -> Floats:
+        """Believed work left, in seconds on the fastest type of each, as if runs had no restart overhead."""
         columns = self.columns
-        since = np.maximum(self.now - self.floats(columns.progress_from), 0.0)
-        return _frozen(self.floats(columns.steps_done) + self.floats(columns.rate) * since)
+        run = self.floats(columns.rate) * (self.now - self.floats(columns.counted_from)) + self.floats(columns.ahead)
+        left = self.believed_steps - self.floats(columns.steps_done) - np.where(self.running, run, 0.0)
+        return _frozen(left / self.floats(columns.best))
+
+    @cached_property
+    def pace(self) -> Floats:
+        """Believed speed ÷ speed on the fastest type; 0 while they wait."""
+        return _frozen(self.floats(self.columns.rate) / self.floats(self.columns.best))
+
+    # Where they stand
+
+    @cached_property
+    def running(self) -> Bools:
+        """Which jobs hold GPUs."""
+        status = np.frombuffer(self.columns.status, dtype=np.int8)[self.rows]
+        return _frozen(status == Status.RUNNING)
+
+    @cached_property
+    def held_gpus(self) -> Ints:
+        """GPUs that they hold; 0 while they wait."""
+        return self.ints(self.columns.gpus)
+
+    @cached_property
+    def launches(self) -> Ints:
+        """Runs that were started so far."""
+        return self.ints(self.columns.epoch)
+
+    @cached_property
+    def failures(self) -> Ints:
+        """Runs that failed."""
+        return self.ints(self.columns.failures)
+
+    @cached_property
+    def waiting_since(self) -> Floats:
+        """When they were submitted, preempted or lost their node, whichever came last."""
+        return self.floats(self.columns.waiting_since)
+
+    @cached_property
+    def attained_seconds(self) -> Floats:
+        """Seconds with GPUs."""
+        now = np.where(self.running, self.now - self.floats(self.columns.started), 0.0)
+        return _frozen(self.floats(self.columns.received) + now)
+
+    @cached_property
+    def attained_service(self) -> Floats:
+        """GPU-seconds received, as if they had always held their whole gangs."""
+        return _frozen(self.attained_seconds * self.gang)
+
+    @cached_property
+    def repaid(self) -> Floats:
+        """When each current run has worked for as long as it took to start."""
+        return self.floats(self.columns.repaid)
+
+    # The problem as a whole, and other columns
 
     @cached_property
     def workload(self) -> Workload:
@@ -355,6 +630,17 @@ class Snapshot:
         for row in self.rows.tolist():
             view.row = row
             yield view
+
+    @property
+    def _owned(self) -> Iterable[Job]:
+        """The jobs as their owners describe them."""
+        jobs = self.columns.jobs
+        return (jobs[row] for row in self.active)
+
+
+def _stated(amounts: Iterable[float | None]) -> Floats:
+    """Amounts that owners state; inf where they do not."""
+    return _frozen(np.array([math.inf if each is None else each for each in amounts], dtype=np.float64))
 
 
 def _frozen(column: NDArray[Kind]) -> NDArray[Kind]:

@@ -9,7 +9,7 @@ or raises ValueError with what it expected.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import partial
 from itertools import pairwise
@@ -81,9 +81,13 @@ class Traits:
     verified: str
 
 
+UNSTATED = Traits(**dict.fromkeys((each.name for each in fields(Traits)), "not stated"))
+"""The traits of a policy from outside whose author states none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One policy of the catalogue.
+    """What there is to say of one policy.
 
     make      builds the policy from the values of its parameters
     can       its capabilities, except SIZES, which every policy has that does not claim the opposite
@@ -100,7 +104,7 @@ class Listing:
     claims: tuple[PolicyProperty, ...]
     make: Callable[..., Order | Planner | Allocator | Policy]
     parameters: tuple[Parameter, ...] = ()
-    traits: Traits = field(kw_only=True)
+    traits: Traits = field(default=UNSTATED, kw_only=True)
     can: frozenset[Capability] = field(default=frozenset(), kw_only=True)
     promise: Callable[..., Promise] = field(default=no_shares, kw_only=True)
     plain: Mapping[str, Any] = field(default_factory=dict, kw_only=True)

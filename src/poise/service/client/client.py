@@ -18,6 +18,7 @@ from poise.scheduler.model.errors import RequestError, UnknownNameError
 from poise.service.client import streams
 from poise.service.client.config import ServerAddress, await_server
 from poise.service.client.connection import NOT_FOUND, Again, Connection, Parameters, ServerRefusedError, UnavailableError
+from poise.service.client.exporting import exported
 from poise.service.client.shipping import SHIP_MIB, packed_folder, pieces_of
 from poise.service.client.submission import check_request, completed_request, request_of, validated, variants_of
 from poise.service.wire import views
@@ -27,7 +28,6 @@ from poise.service.wire.views import CommandResult, EventPage, EventRow, JobStat
 
 Found = TypeVar("Found")
 
-MOST_NAMED = 11  # jobs of one name that are looked for: one more than are listed
 PATIENCE = 15.0  # seconds for which a request is sent again while the server is away: a restart takes less
 
 
@@ -38,7 +38,7 @@ class JobHandle:
         self._client = client
         self.id = job
         self.notes = notes
-        """What its submission asked for and has no effect."""
+        """What its submission asked for and has no effect, or another one than expected; and what did not come along."""
 
     def __repr__(self) -> str:
         return f"JobHandle({self.id!r})"
@@ -137,7 +137,8 @@ class Client:
     def submit(self, request: JobRequest | None = None, /, **fields: Any) -> JobHandle:  # noqa: ANN401 - fields of a request
         """Submit a job: a JobRequest, or its fields.
 
-        Without `cwd` it runs in the current folder, without `venv` in the active virtual environment; None: in none.
+        Without `cwd` it runs in the current folder, without `venv` in the active virtual environment; None: in none. It gets
+        the environment of this process; with `export="none"` none of it, with `export="A,B"` just these variables.
         """
         return self.submit_all([request_of(request, fields)])[0]
 
@@ -150,8 +151,10 @@ class Client:
             check_request(each)
         if not 1 <= len(requests) <= MOST_JOBS:
             raise RequestError(f"expected 1 to {MOST_JOBS:,} jobs in a submission, got {len(requests):,}")
-        jobs = tuple(map(completed_request, requests))
-        submission = validated(Submission, jobs=jobs, key=new_key() if key is None else key)
+        sent = exported(list(map(completed_request, requests)), os.environ, is_here=self._link.server.is_here)
+        submission = validated(
+            Submission, jobs=sent.requests, key=new_key() if key is None else key, environments=sent.environments
+        )
         try:
             taken = self._link.send(views.SubmittedView, "POST", "/v1/jobs", submission)
         except ServerRefusedError as error:
@@ -159,7 +162,7 @@ class Client:
                 raise
             text = f"{len(requests):,} jobs are too much for one submission ({error}); divide them, or make them smaller"
             raise ServerRefusedError(error.status, error.code, text) from None
-        return tuple(JobHandle(self, job, taken.notes) for job in taken.jobs)
+        return tuple(JobHandle(self, job, (*sent.notes, *taken.notes)) for job in taken.jobs)
 
     def ship(self, folder: Path, *, most_mib: int = SHIP_MIB, tenant: str | None = None) -> str:
         """Upload a working directory, without what its `.gitignore` files ignore, and return its SHA-256 for `files=`.
@@ -204,8 +207,12 @@ class Client:
         return JobHandle(self, job)
 
     def find(self, job: str) -> str:
-        """The id of a job, given by its id or its name; RequestError if there is none, or several have the name."""
+        """The id of a job, given by its id, its name, or how its name begins; RequestError unless that is one job."""
         return self.show(job).job.id
+
+    def called(self, word: str) -> views.JobsCalled:
+        """The jobs that have this name, or else whose names begin so; `show` and the others take it if that is one."""
+        return self._link.get(views.JobsCalled, f"/v1/names/{_checked(word)}")
 
     def wait(self, jobs: Sequence[str], *, timeout: float | None = None) -> dict[str, JobState]:
         """The final state of each job, once all have one; WaitTimeoutError after `timeout` seconds."""
@@ -222,11 +229,7 @@ class Client:
         offset: int = 0,
     ) -> views.QueuePage:
         """Jobs in scheduling order; without states, those that have not ended."""
-        given = [states] if isinstance(states, str) else list(map(str, states))
-        for word in given:
-            if word.upper() not in JobState.__members__:
-                raise UnknownNameError("state", word, list(JobState))
-        words = [word.upper() for word in given] or None
+        words = _states(states) or None
         asked = {"tenant": tenant, "app": app, "name": name}
         return self._link.get(views.QueuePage, "/v1/jobs", state=words, **asked, limit=limit, offset=offset)
 
@@ -251,6 +254,10 @@ class Client:
         parts = self._stream(_checked(job), lambda each: streams.follow_log(self._link, each, replica, offset))
         return (part.text for part in parts)
 
+    def follow_job(self, job: str, *, on_change: Callable[[views.JobRow], None], offset: int = 0) -> Iterator[views.Log]:
+        """What rank 0 of a job prints, part by part, until the job has ended; `on_change` hears of states and reasons."""
+        return streams.follow_job(self, self._link, self.find(job), offset, on_change)
+
     @overload
     def logs(self, job: str, *, follow: Literal[False] = False, replica: int = 0) -> str: ...
     @overload
@@ -263,9 +270,17 @@ class Client:
         """Cancel a job."""
         return self._command(job, "cancel")
 
-    def cancel_all(self, tenant: str) -> views.CancelledJobs:
-        """Cancel all jobs of a tenant that have not ended; only operators may cancel those of other tenants."""
-        return self._link.send(views.CancelledJobs, "POST", f"/v1/tenants/{_name('tenant', tenant)}/cancel")
+    def cancel_all(
+        self, tenant: str | None, *, app: str | None = None, states: Sequence[JobState | str] = ()
+    ) -> views.CancelledJobs:
+        """Cancel all jobs of a tenant that have not ended, or those of an app, or in some states.
+
+        Only operators may cancel those of other tenants, and of all tenants (None).
+        """
+        if tenant is not None and app is None and not states:
+            return self._link.send(views.CancelledJobs, "POST", f"/v1/tenants/{_name('tenant', tenant)}/cancel")
+        body = validated(views.Cancellation, tenant=tenant, app=app, states=tuple(map(JobState, _states(states))))
+        return self._link.send(views.CancelledJobs, "POST", "/v1/cancellations", body)
 
     def hold(self, job: str) -> CommandResult:
         """Keep a job from running until it is released. If it runs, it is preempted as soon as that loses no work."""
@@ -366,18 +381,16 @@ class Client:
         except ServerRefusedError as error:
             if error.code != NOT_FOUND:
                 raise
-            # The one job of this name, unless there is none, or the server is too old to look for it.
+            # The one job that is called so, unless there is none, or the server is too old to look for it.
             try:
-                rows = self.queue(states=list(JobState), name=given, limit=MOST_NAMED).jobs
+                found = self.called(given)
             except ServerRefusedError:
-                rows = ()
-            if len(rows) > 1:
-                ids = ", ".join(f"{row.id} ({row.state})" for row in rows[: MOST_NAMED - 1])
-                more = ", …" if len(rows) == MOST_NAMED else ""
-                raise RequestError(f"several jobs are called {given!r}: {ids}{more}; give the id of one") from None
-            if not rows or rows[0].id == given:
+                raise error from None
+            if not found.jobs or found.jobs[0].id == given:
                 raise
-        return ask(rows[0].id)
+            if found.total > 1:
+                raise RequestError(_ambiguous(given, found)) from None
+        return ask(found.jobs[0].id)
 
     def _stream(self, job: str, ask: Callable[[str], Iterator[Found]]) -> Iterator[Found]:
         """A stream about a job that is given by its id or its name."""
@@ -387,6 +400,25 @@ class Client:
             return chain(list(islice(parts, 1)), parts)  # an unknown job is refused with the first item
 
         yield from self._named(job, begin)
+
+
+def _states(given: Sequence[JobState | str] | str) -> list[str]:
+    """States as the server names them; `running` will do."""
+    words = [given] if isinstance(given, str) else list(map(str, given))
+    for word in words:
+        if word.upper() not in JobState.__members__:
+            raise UnknownNameError("state", word, list(JobState))
+    return [word.upper() for word in words]
+
+
+def _ambiguous(word: str, found: views.JobsCalled) -> str:
+    """Say which jobs a word could mean."""
+    more = ", …" if found.total > len(found.jobs) else ""
+    if found.exact:
+        ids = ", ".join(f"{job.id} ({job.state})" for job in found.jobs)
+        return f"several jobs are called {word!r}: {ids}{more}; give the id of one"
+    ids = ", ".join(f"{job.id} {job.name} ({job.state})" for job in found.jobs)
+    return f"names of {found.total:,} jobs begin with {word!r}: {ids}{more}; give more of the name, or the id of one"
 
 
 def new_key() -> str:

@@ -27,6 +27,7 @@ _ANOTHER = "set POISE_TOKEN, or make another token with `poise serve --new-admin
 _SERVER, _LOCK, _FIRST_TOKEN = "server.json", "lock", "admin.token"  # files of a state directory
 _TOKEN = "POISE_TOKEN"
 _KEYS = ("url", "token", "ca")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 RECENT = 10.0  # seconds after a stop during which another start is expected
 FIRST_LOOKS, BETWEEN_LOOKS = 1.0, 0.2
 """Seconds before the user is told that a server is waited for, and between two looks for it."""
@@ -82,6 +83,11 @@ class ServerAddress:
     def is_gone(self) -> bool:
         """Whether the server has ended: whoever listens there now is another program."""
         return self.process is not None and not self.process.is_alive
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the server is on this machine, so that paths mean the same to both."""
+        return self.home is not None or urlsplit(self.url).hostname in _LOOPBACK
 
     @property
     def is_restarting(self) -> bool:

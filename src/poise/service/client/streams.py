@@ -60,6 +60,32 @@ def follow_log(link: Connection, job: str, replica: int, offset: int) -> Iterato
             interval.sleep(after_news=has_more)
 
 
+def follow_job(
+    client: "Client", link: Connection, job: str, offset: int, on_change: Callable[[JobRow], None]
+) -> Iterator[Log]:
+    """The log of rank 0 from an offset on, until the job has ended and nothing will be added.
+
+    on_change   is called with the job whenever its state, or the reason why it is so, has changed
+    """
+    interval = PollInterval()
+    before: tuple[JobState, str] | None = None
+    while True:
+        row = client.show(job).job
+        now = row.state, row.reason.code
+        if now != before:
+            on_change(row)
+        part = log_part(link, job, 0, offset)
+        has_more = _has_more(part, offset)
+        if has_more:
+            yield part
+        elif part.ended:
+            return
+        offset = part.next
+        if part.next - part.offset < PART // 2:
+            interval.sleep(after_news=has_more or now != before)
+        before = now
+
+
 def last_lines(link: Connection, job: str, replica: int, lines: int) -> tuple[str, int]:
     """The last lines of a log, and the offset at which it continues."""
     window, before = PART // 2, None

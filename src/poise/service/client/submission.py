@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from poise.scheduler.model.errors import RequestError
 from poise.service.backends.local.venvs import has_python, holds_python, programs
+from poise.service.client.scripts import joins_process_group
 from poise.service.wire.draft import Variant, current_folder, parse_folder, sweep_of
 from poise.service.wire.request import JobRequest, Wire, first_problem
 
@@ -78,6 +79,8 @@ def completed_request(request: JobRequest) -> JobRequest:
     for name in ("command", "setup"):
         words = getattr(request, name)
         changed[name] = (str(Path(cwd, words[0])), *words[1:]) if words and "/" in words[0] else words
+    if joins_process_group(request.command, cwd):
+        changed["process_group"] = True
     return _in_environment(request, changed)
 
 
@@ -91,6 +94,8 @@ def with_files(request: JobRequest, folder: Path, sha256: str) -> JobRequest:
     """The request, to be run in the files of a folder that were shipped. Paths into the folder become relative to it."""
     inside = f"{folder}/"
     changed: dict[str, Any] = {"cwd": None, "files": sha256}
+    if joins_process_group(request.command, str(folder)):
+        changed["process_group"] = True
     for name in ("command", "setup"):
         changed[name] = tuple(
             f"./{word.removeprefix(inside)}" if word.startswith(inside) else word for word in getattr(request, name)

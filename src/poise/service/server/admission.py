@@ -126,6 +126,6 @@ def job_of(request: JobRequest, job: str, now: float, tenant: str, weight: float
         id=job, submitted=now, gpus=request.gpus, duration=request.duration, steps=request.steps, tenant=tenant,
         app=request.app, model=request.model, batch_size=request.batch_size, weight=request.weight * weight,
         tenant_weight=weight, priority=request.priority, gpu_types=request.gpu_types, min_gpus=request.min_gpus,
-        max_gpus=request.max_gpus, micro_batches=request.micro_batches, name=request.name,
+        max_gpus=request.max_gpus, deadline=request.deadline, micro_batches=request.micro_batches, name=request.name,
         yields=_YIELDS[request.preemption], unit=1 if request.pods is None else request.pods.gpus,
     )  # fmt: skip

@@ -40,7 +40,7 @@ from poise.service.server import service_api as api
 from poise.service.server.admission import job_of
 from poise.service.server.dependencies import Dependencies
 from poise.service.server.node_records import NodeRecord, withheld_slots
-from poise.service.server.queue_view import node_row
+from poise.service.server.queue_view import jobs_of, node_row
 from poise.service.server.quotas import size_of
 from poise.service.server.records import LOST, JobRecord, RunRecord
 from poise.service.server.service_api import Command, RefusalCode, RequestRefusedError, Verb, fulfil, refuse
@@ -157,8 +157,8 @@ class BatchBuilder:
                 self._submit(item)
             case api.ChangeJob():
                 self._change(item)
-            case api.CancelTenant():
-                self._cancel_tenant(item)
+            case api.CancelJobs():
+                self._cancel_all(item)
             case api.SetWeight() | api.SetPolicy():
                 self.followups.append(item)
             case api.ChangeNode():
@@ -256,12 +256,12 @@ class BatchBuilder:
         # The state is that after the commit, hence read late.
         self.batch.replies.append(lambda: fulfil(command, views.CommandResult(job=job, state=record.state, text=text)))
 
-    def _cancel_tenant(self, command: api.CancelTenant) -> None:
+    def _cancel_all(self, command: api.CancelJobs) -> None:
         records, left, done = self._state.records, command.left, command.done
         if left is None:
             # Those that wait first: otherwise some of them would be started in the place of one that runs. Jobs that are
             # submitted after the command are not meant.
-            jobs = self._state.counts.jobs.get(command.tenant, ())
+            jobs = jobs_of(self._state, command.wanted)
             left = tuple(sorted(jobs, key=lambda job: records[job].current is not None))
         for job in left[:CANCELLED_AT_ONCE]:
             record = records.get(job)
@@ -271,7 +271,7 @@ class BatchBuilder:
         if len(left) > CANCELLED_AT_ONCE:
             self.followups.append(replace(command, left=left[CANCELLED_AT_ONCE:], done=done))
         else:
-            self._reply(command, views.CancelledJobs(tenant=command.tenant, jobs=done))
+            self._reply(command, views.CancelledJobs(tenant=command.wanted.tenant, jobs=done))
 
     # News. Its epoch says which run it is about; news of a run that is unknown, or known to have ended, is dropped.
 

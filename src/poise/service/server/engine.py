@@ -48,6 +48,7 @@ from poise.service.backends.api import (
     NodeState,
     RunBegan,
     RunEnded,
+    RunEnding,
     RunEvent,
     RunOrder,
     TenantWeighed,
@@ -73,7 +74,9 @@ from poise.service.server.service_api import (
     refuse,
 )
 from poise.service.server.service_state import JOB_ENDED, Batch, Outcome, ServiceState
-from poise.service.server.storage.store import Changes, StorageError, Store
+from poise.service.server.shipped_archives import ENVIRONMENT_MISSING, EnvironmentGoneError
+from poise.service.server.storage.store import Changes, StorageError
+from poise.service.wire.environments import joined
 from poise.service.wire.request import JobRequest, Submission
 from poise.service.wire.views import Account, Role, SubmittedView
 
@@ -247,7 +250,7 @@ class ServiceEngine:
                 match item:
                     case api.SubmitJobs():
                         left -= len(item.submission.jobs)
-                    case api.CancelTenant():
+                    case api.CancelJobs():
                         left -= CANCELLED_AT_ONCE
                     case NodeReport():
                         pass  # all nodes that have joined are one chapter, which takes the core through all jobs
@@ -373,12 +376,17 @@ class ServiceEngine:
             self.backend.stop(job, epoch, notice)
         for job, epoch, reason in outcome.kills:
             self.backend.kill(job, epoch, reason)
-        for (record, run), order in zip(outcome.launches, _orders(self.store, self.state, outcome.launches), strict=True):
+        for (record, run), order in zip(outcome.launches, _orders(self.deps, self.state, outcome.launches), strict=True):
             if record.launches == 1:
                 metrics.wait.observe(record.waited)
             metrics.launched.inc()
             log.info("launch", job=order.job, epoch=run.epoch, gpus=run.gpus)
-            self.backend.launch(order)
+            if order.request.exported is None:
+                self.backend.launch(order)
+            else:
+                log.warning("environment-missing", job=order.job, sha256=order.request.exported)
+                now = self.clock.now()
+                self._inbox.put(RunEnded(order.job, run.epoch, now, RunEnding.FAILED, None, ENVIRONMENT_MISSING, ()))
 
     def _process_late(self, news: list[News], since: float) -> list[News]:
         """Tell the core of runs that ended and nodes that were lost before `since`, as of then; return the rest of the news.
@@ -438,7 +446,7 @@ class ServiceEngine:
                 self.deps.log.error("job-damaged", job=row.id, tenant=row.tenant, problem=causes[row.id])
         self.backend = self.deps.new_backend(self._hear)
         with self.store.reporting_damage():
-            orders = open_orders(self.store, state)
+            orders = open_orders(self.deps, state)
         self.backend.adopt(orders)
         if outcome is not None:
             self._dispatch(outcome)
@@ -643,19 +651,36 @@ def _news(items: Iterable[Item]) -> list[News]:
 # Orders, which describe a run to the back end.
 
 
-def open_orders(store: Store, state: ServiceState) -> list[tuple[RunOrder, DesiredState]]:
-    """Every run whose end the journal does not know, and what is wanted of it."""
+def open_orders(deps: Dependencies, state: ServiceState) -> list[tuple[RunOrder, DesiredState]]:
+    """Every run whose end the journal does not know, and what is wanted of it.
+
+    A run that has not begun, and whose environment is gone, must not begin: its job is given another run, which fails.
+    """
     runs = [(record, run) for record in state.records.values() for run in record.open_runs()]
-    return list(zip(_orders(store, state, runs), (run.grip for _, run in runs), strict=True))
+    orders = list(_orders(deps, state, runs))
+    return [
+        (order, run.grip if order.request.exported is None or run.began is not None else DesiredState.GONE)
+        for order, (_, run) in zip(orders, runs, strict=True)
+    ]
 
 
-def _orders(store: Store, state: ServiceState, runs: Sequence[tuple[JobRecord, RunRecord]]) -> Iterator[RunOrder]:
-    """What to start, where, and beside which other job."""
-    requests, core = store.submissions.requests([record.job.id for record, _ in runs]), state.scheduler.state
+def _with_environment(deps: Dependencies, tenant: str, request: JobRequest) -> JobRequest:
+    """The request with the environment that its submitter brought along; as it is, if that is gone."""
+    if request.exported is None:
+        return request
+    try:
+        return joined(request, deps.files.environment(tenant, request.exported))
+    except EnvironmentGoneError:
+        return request
+
+
+def _orders(deps: Dependencies, state: ServiceState, runs: Sequence[tuple[JobRecord, RunRecord]]) -> Iterator[RunOrder]:
+    """What to start, where, and beside which other job. A request that still names an environment has lost it."""
+    requests, core = deps.store.submissions.requests([record.job.id for record, _ in runs]), state.scheduler.state
     for record, run in runs:
         job = record.job.id
         try:
-            request = JobRequest.model_validate_json(requests[job])
+            request = _with_environment(deps, record.job.tenant, JobRequest.model_validate_json(requests[job]))
         except (KeyError, ValueError) as error:
             raise JournalError(f"job {job}: what was submitted makes no sense any more: {error!r:.100}") from error
         row = core.rows.get(job, -1)

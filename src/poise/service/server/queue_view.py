@@ -44,8 +44,7 @@ def page_of(state: ServiceState, wanted: JobFilter, *, limit: int, offset: int) 
     if is_everything:
         counts = state.counts.states.copy()
     else:
-        mine = state.records if wanted.tenant is None else state.counts.jobs.get(wanted.tenant, ())
-        matching = [job for job in mine if _matches(state.records[job], wanted)]
+        matching = jobs_of(state, wanted)
         counts = state.counts.among(matching)
         chosen = set(matching)
         if len(matching) > IN_LINE:  # many are found on the way through all jobs; a few are put in order by themselves
@@ -54,6 +53,12 @@ def page_of(state: ServiceState, wanted: JobFilter, *, limit: int, offset: int) 
             running = filter(chosen.__contains__, state.running)
             jobs = iter(dict.fromkeys((*running, *state.scheduler.lined_up(matching), *matching)))
     return QueueSlice(list(islice(jobs, offset, offset + limit)), in_line, counts)
+
+
+def jobs_of(state: ServiceState, wanted: JobFilter) -> list[str]:
+    """The jobs in memory that are wanted, in order of submission."""
+    mine = state.records if wanted.tenant is None else state.counts.jobs.get(wanted.tenant, ())
+    return [job for job in mine if _matches(state.records[job], wanted)]
 
 
 def positions(state: ServiceState, most: int = IN_LINE) -> dict[str, int]:

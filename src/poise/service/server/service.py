@@ -17,12 +17,14 @@ from poise.service.server import service_api as api
 from poise.service.server.engine import ServiceEngine
 from poise.service.server.event_log import EventReader
 from poise.service.server.explain import ended_reason, reason_counts, reason_of, why
+from poise.service.server.naming import LATEST, Candidate, candidates, meant
 from poise.service.server.queue_view import nodes, page_of, positions, shares
 from poise.service.server.records import JobRecord
 from poise.service.server.service_api import JobFilter, RefusalCode, RequestRefusedError, Verb, fulfil
 from poise.service.server.storage.damaged_jobs import DamagedRowError, read_record, request_of, set_aside
 from poise.service.server.storage.store import EntryFilter, Reader, StoredJob
 from poise.service.wire import views
+from poise.service.wire.environments import joined, sha256_of, text_of
 from poise.service.wire.request import Replicas, Submission
 from poise.service.wire.views import Account
 
@@ -60,10 +62,18 @@ class LiveService:
             fulfil(command, views.SubmittedView(jobs=ids, notes=self._engine.deps.notes(submission.jobs)))
             return command.reply
         admission = self._engine.state.admission
+        environments = {sha256_of(text): (text, each) for each in submission.environments for text in [text_of(each)]}
         for request in submission.jobs:
             if request.pods is not None:
                 raise RequestRefusedError(RefusalCode.WRONG, "pods: only the service itself submits pods of others")
-            admission.admit(request)
+            if request.exported is None:
+                admission.admit(request)
+            elif request.exported in environments:
+                admission.admit(joined(request, environments[request.exported][1]))
+            else:
+                raise RequestRefusedError(RefusalCode.WRONG, "exported: no environment of the submission has this SHA-256")
+        for tenant, sha256 in {(each.tenant or by.tenant, each.exported) for each in submission.jobs if each.exported}:
+            self._engine.deps.files.keep_environment(tenant, environments[sha256][0], self._reader().shipped_files)
         for tenant, sha256 in {(each.tenant or by.tenant, each.files) for each in submission.jobs if each.files}:
             self._engine.deps.files.require(tenant, sha256)
         self._engine.put(command)
@@ -73,9 +83,9 @@ class LiveService:
         """Take a piece of an archive."""
         return self._engine.deps.files.receive(tenant, sha256, piece, self._reader().shipped_files)
 
-    def cancel_all(self, by: Account, tenant: str) -> "Future[views.CancelledJobs]":
-        """Cancel all jobs of a tenant."""
-        command = api.CancelTenant(by, tenant)
+    def cancel_all(self, by: Account, wanted: JobFilter) -> "Future[views.CancelledJobs]":
+        """Cancel all these jobs."""
+        command = api.CancelJobs(by, wanted)
         self._engine.put(command)
         return command.reply
 
@@ -132,6 +142,16 @@ class LiveService:
             counts += reader.ended_counts(wanted)
             counts -= Counter(each.state.value for each in ended if each.job.id in listed)
         return views.QueuePage(jobs=tuple(rows), total=counts.total(), counts=dict(counts))
+
+    def called(self, word: str, tenant: str) -> views.JobsCalled:
+        """The jobs that are meant by this word in the place of a name."""
+        with self._engine.lock:
+            records = tuple(self._engine.state.records.values())
+        there = candidates(records, word)
+        listed = {each.id for each in there}  # some of these may have ended since
+        rows = self._reader().ended_called(word, LATEST)
+        ended = (Candidate(*row[:-1], views.JobState(row[-1])) for row in rows if row[0] not in listed)
+        return meant([*there, *ended], word, tenant)
 
     def _live_row(self, record: JobRecord, position: int | None) -> views.JobRow:
         state, now = self._engine.state, self._engine.clock.now()

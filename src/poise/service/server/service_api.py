@@ -41,8 +41,8 @@ class ServiceApi(Protocol):
     def change(self, by: Account, job: str, verb: "Verb") -> "Future[views.CommandResult]":
         """Cancel, hold, stop or release a job."""
 
-    def cancel_all(self, by: Account, tenant: str) -> "Future[views.CancelledJobs]":
-        """Cancel all jobs of a tenant that have not ended."""
+    def cancel_all(self, by: Account, wanted: JobFilter) -> "Future[views.CancelledJobs]":
+        """Cancel all these jobs that have not ended."""
 
     def set_weight(self, by: Account, tenant: str, weight: float) -> "Future[views.Shares]":
         """Change a tenant's share."""
@@ -61,6 +61,9 @@ class ServiceApi(Protocol):
 
     def queue(self, wanted: JobFilter, *, limit: int, offset: int) -> views.QueuePage:
         """One page of jobs in scheduling order; ended ones come last, the latest first."""
+
+    def called(self, word: str, tenant: str) -> views.JobsCalled:
+        """The jobs that are meant by this word in the place of a name; where it could be several, those of the tenant."""
 
     def show(self, job: str) -> views.JobDetail:
         """Everything about a job, its request included."""
@@ -157,15 +160,15 @@ class ChangeJob:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelTenant:
-    """Cancel all jobs of a tenant, a limited number per batch so that other commands come in between.
+class CancelJobs:
+    """Cancel all jobs that are wanted, a limited number per batch so that other commands come in between.
 
     left   jobs still to be cancelled; None: not begun
     done   number of jobs cancelled so far
     """
 
     by: Account
-    tenant: str
+    wanted: JobFilter
     reply: "Future[views.CancelledJobs]" = field(default_factory=Future)
     left: tuple[str, ...] | None = None
     done: int = 0
@@ -201,12 +204,12 @@ class ChangeNode:
     reply: "Future[views.NodeRow]" = field(default_factory=Future)
 
 
-Command = SubmitJobs | ChangeJob | CancelTenant | SetWeight | SetPolicy | ChangeNode
+Command = SubmitJobs | ChangeJob | CancelJobs | SetWeight | SetPolicy | ChangeNode
 
 
 def frees_room(command: Command) -> bool:
     """Whether a command is accepted even on a full disk: it ends jobs, or keeps one from running."""
-    return isinstance(command, CancelTenant) or (isinstance(command, ChangeJob) and command.verb is not Verb.RELEASE)
+    return isinstance(command, CancelJobs) or (isinstance(command, ChangeJob) and command.verb is not Verb.RELEASE)
 
 
 def fulfil(command: Command, answer: Any) -> None:  # noqa: ANN401 - each command has its own type of answer

@@ -1,13 +1,15 @@
-"""Archives of working directories, as clients upload them in pieces: a bounded number of bytes for each tenant.
+"""What comes with jobs and is kept beside the journal: working directories and environments, so many bytes for each tenant.
 
-They are in the state directory, by tenant and SHA-256 (`backends/local/shipped_files.py`). A tenant's jobs can name only
-what the tenant has uploaded. What no unfinished job names is removed when there is something new, except for what came or
-was named within the last hour: its jobs may be about to be submitted.
+Working directories are archives, which clients upload in pieces. Environments of submitters come with their submissions
+(`wire/environments.py`). Both are in the state directory, by tenant and SHA-256 (`backends/local/shipped_files.py`). A
+tenant's jobs can name only what the tenant has sent. What no unfinished job names is removed when there is something new,
+except for what came or was named within the last hour: its jobs may be about to be submitted.
 """
 
 import base64
 import binascii
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,8 +18,9 @@ from threading import Lock
 from time import time  # noqa: TID251 - the age of files
 
 from poise.durable import make_folders, replace_durably
-from poise.service.backends.local.shipped_files import FILES, archive_path, blocks_in
+from poise.service.backends.local.shipped_files import FILES, archive_path, blocks_in, environment_path
 from poise.service.server.service_api import RefusalCode, RequestRefusedError
+from poise.service.wire.environments import sha256_of
 from poise.service.wire.views import FilePiece, FileReceived
 
 SHIP_BYTES = 64 << 20  # of one archive, unless the operator says otherwise
@@ -25,12 +28,20 @@ GRACE = 3600.0  # seconds for which an archive is kept that no job names
 Named = Callable[[], set[tuple[str, str]]]  # tenant and SHA-256 of what unfinished jobs name
 
 
-class ShippedArchives:
-    """The archives of all tenants. Thread-safe.
+ENVIRONMENT_MISSING = "environment-missing"
+"""Cause of a run of a job whose environment is not there any more."""
 
-    state         state directory of the service; None: no files can be shipped
+
+class EnvironmentGoneError(Exception):
+    """The environment of a job is not there any more, or not what it was."""
+
+
+class ShippedArchives:
+    """The archives and environments of all tenants. Thread-safe.
+
+    state         state directory of the service; None: nothing can be shipped
     most          bytes of one archive
-    tenant_most   bytes of all archives of a tenant; 0: any
+    tenant_most   bytes of all that is kept of a tenant; 0: any
     """
 
     def __init__(self, state: Path | None, most: int = SHIP_BYTES, tenant_most: int = 0) -> None:
@@ -77,6 +88,34 @@ class ShippedArchives:
             text = f"files: tenant {tenant} has uploaded none with the SHA-256 {sha256[:12]}…; `poise submit --ship` does"
             raise RequestRefusedError(RefusalCode.WRONG, text) from None
 
+    def keep_environment(self, tenant: str, text: str, named: Named) -> None:
+        """Keep an environment, unless it is there."""
+        path = environment_path(self._require_state(), tenant, sha256_of(text))
+        with self._lock, _disk_problems():
+            if path.exists():
+                os.utime(path)
+                return
+            self.collect(named())
+            make_folders(path.parent)
+            self._check_room(tenant, len(text))
+            part = path.with_suffix(".new")
+            with open(part, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as file:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            replace_durably(part, path)
+
+    def environment(self, tenant: str, sha256: str) -> dict[str, str]:
+        """Return the variables of an environment; EnvironmentGoneError: they are not there."""
+        try:
+            text = environment_path(self._require_state(), tenant, sha256).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise EnvironmentGoneError(str(error)) from error
+        if sha256_of(text) != sha256:
+            raise EnvironmentGoneError("it is not as it was written")
+        found: dict[str, str] = json.loads(text)
+        return found
+
     def _complete(self, part: Path, path: Path, sha256: str) -> None:
         found = hashlib.sha256()
         for block in blocks_in(part):
@@ -94,7 +133,8 @@ class ShippedArchives:
         used = sum(each.stat().st_size for each in folder.iterdir()) if folder.is_dir() else 0
         if self._tenant_most and used + size > self._tenant_most:
             mib = 1 << 20
-            text = f"tenant {tenant} keeps {used / mib:,.1f} MiB of files, of at most {self._tenant_most / mib:,.0f}"
+            kept, most = f"{used / mib:,.1f} MiB of files and environments", f"{self._tenant_most / mib:,.0f}"
+            text = f"tenant {tenant} keeps {kept}, of at most {most}"
             raise RequestRefusedError(RefusalCode.QUOTA, f"{text}; they go when their jobs have ended", bound="tenant-files")
 
     def collect(self, named: set[tuple[str, str]]) -> None:

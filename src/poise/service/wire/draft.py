@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import ValidationError
 
@@ -21,8 +21,10 @@ from poise.service.wire.request import MOST_JOBS, JobRequest, first_problem
 ARRAY_INDEX, ARRAY_COUNT = "ARRAY_INDEX", "ARRAY_COUNT"
 LONGEST_NAME = 64
 KEY_SHOWN = 4  # characters of a submission's key in the name of an app
-KEY_OF = {"command": "run", "min_gpus": "gpus", "max_gpus": "gpus", "gpu_types": "gpus"}
+KEY_OF = {"command": "run", "min_gpus": "gpus", "max_gpus": "gpus", "gpu_types": "gpus", "array_cap": "array"}
 """Fields of a request that a job file calls otherwise."""
+
+_INDICES = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 
 Variant = Mapping[str, str]  # the variables that one job of many has in addition to those of the draft
 
@@ -131,12 +133,59 @@ def clean_name(text: str) -> str:
     return re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^A-Za-z0-9._-]", "-", text))[:LONGEST_NAME] or "job"
 
 
-def array_of(count: int) -> tuple[Variant, ...]:
-    """The variants of an array: each job knows its index, from 0, and the count. ValueError: none, or too many."""
+class Array(NamedTuple):
+    """An array: its jobs, and how many of them may hold GPUs at once; None: as many as there are."""
+
+    variants: tuple[Variant, ...]
+    cap: int | None
+
+
+def parse_array(text: str) -> Array:
+    """An array from `10` (indices 0 to 9), `0-99`, `0-99:2` or `1,3,7`, each also with a cap, as `0-99%10`.
+
+    Each job knows its index and the number of jobs. ValueError: that is none, or too many.
+    """
+    listed, cap = _split_cap(text)
+    if not re.fullmatch(r"[0-9]{1,9}", listed):
+        return Array(_indexed(parse_indices(listed)), cap)
+    count = int(listed)
     if count < 1:
         raise ValueError(f"expected at least 1 job, got {count}")
     _check_jobs(count)
-    return tuple({ARRAY_INDEX: str(index), ARRAY_COUNT: str(count)} for index in range(count))
+    return Array(_indexed(range(count)), cap)
+
+
+def parse_slurm_array(text: str) -> Array:
+    """An array as Slurm reads it: a single number is an index."""
+    listed, cap = _split_cap(text)
+    return Array(_indexed(parse_indices(listed)), cap)
+
+
+def parse_indices(text: str) -> list[int]:
+    """Indices from `0-9`, `1,3,5` or `0-15:4`, in order and each once; ValueError says what is expected."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _INDICES.fullmatch(part.strip())
+        if match is None or (match[3] and int(match[3]) < 1) or (match[2] and int(match[2]) < int(match[1])):
+            raise ValueError(f"expected indices such as 0-9, 1,3,5 or 0-15:4, got {text[:40]!r}")
+        indices = range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))
+        if len(indices) + len(found) > MOST_JOBS:
+            raise ValueError(f"more than the {MOST_JOBS:,} jobs that one submission may have; divide it")
+        found.update(indices)
+    return sorted(found)
+
+
+def _split_cap(text: str) -> tuple[str, int | None]:
+    listed, percent, cap = text.strip().partition("%")
+    if not percent:
+        return listed, None
+    if not re.fullmatch(r"[0-9]{1,9}", cap) or not 1 <= int(cap) <= MOST_JOBS:
+        raise ValueError(f"after % expected how many of its jobs may hold GPUs at once, such as 0-99%10, got {text[:40]!r}")
+    return listed, int(cap)
+
+
+def _indexed(indices: Sequence[int]) -> tuple[Variant, ...]:
+    return tuple({ARRAY_INDEX: str(index), ARRAY_COUNT: str(len(indices))} for index in indices)
 
 
 def sweep_of(values: Mapping[str, Sequence[str]]) -> tuple[Variant, ...]:

@@ -24,7 +24,9 @@ from poise.lab.clusters import unreadable
 from poise.scheduler.model.errors import RequestError, UnknownNameError, Where
 from poise.scheduler.model.units import parse_seconds
 from poise.service.wire import draft
-from poise.service.wire.draft import DraftSource, JobDraft, Variant, Word
+from poise.service.wire.draft import Array, DraftSource, JobDraft, Word
+from poise.service.wire.environments import parse_export
+from poise.service.wire.moments import moment_from_now
 from poise.service.wire.request import LEAST_MEMORY, MOST_GPUS, JobRequest
 
 MOST_BYTES = 256 << 10
@@ -149,13 +151,21 @@ def _parse_truth(text: str) -> bool:
     return _TRUTHS[text.lower()]
 
 
+def _parse_names(text: str) -> str:
+    """What is exported, without values: those belong into `env`."""
+    export, given = parse_export(text)
+    if given:
+        raise ValueError(f"put {next(iter(given))} into `env`, with its value; here are `all`, `none`, or names")
+    return export
+
+
 # Keys
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "name": str, "tenant": str, "app": str, "model": str, "preemption": str, "replicas": str,
     "batch_size": _parse_whole, "micro_batches": _parse_whole, "priority": _parse_whole,
-    "steps": _parse_number, "weight": _parse_number, "hold": _parse_truth, "image": str,
-    "duration": parse_seconds, "max_duration": parse_seconds,
+    "steps": _parse_number, "weight": _parse_number, "hold": _parse_truth, "image": str, "export": _parse_names,
+    "duration": parse_seconds, "max_duration": parse_seconds, "begin": moment_from_now, "deadline": moment_from_now,
 }  # fmt: skip
 _PARTS: dict[str, dict[str, Callable[[str], Any]]] = {
     "checkpoint": {"every": parse_seconds, "deadline": parse_seconds, "url": str},
@@ -171,7 +181,7 @@ _PARTS: dict[str, dict[str, Callable[[str], Any]]] = {
 }  # fmt: skip
 _LISTS = ("retry.exit_codes", "pod.volumes", "pod.pull_secrets")
 _GPU_KEYS = ("count", "any_of", "in_order", "memory")
-KEYS = ("run", "setup", "gpus", "env", "cwd", "venv", "array", "sweep", *_PARSERS, *_PARTS)
+KEYS = ("run", "setup", "gpus", "env", "cwd", "venv", "array", "sweep", "after", *_PARSERS, *_PARTS)
 """Every key that a job file may have."""
 
 
@@ -187,12 +197,16 @@ class _JobFile:
         self._check_keys(document, KEYS, None)
         fields: dict[str, Any] = {}
         for key, value in document.items():
-            if key in _PARSERS:
+            if key == "export" and isinstance(value, list):
+                fields[key] = self._parsed(key, ",".join(self._items(key, value, str)), _parse_names)
+            elif key in _PARSERS:
                 fields[key] = self._parsed(key, value, _PARSERS[key])
             elif key in _PARTS:
                 fields[key] = self._part(key, value)
             elif key == "gpus":
                 fields |= self._gpus(value)
+            elif key == "after":
+                fields[key] = self._items(key, value, str)
             elif key == "venv" and isinstance(value, str) and value.lower() in _NONE:
                 fields[key] = None
             elif key in ("cwd", "venv"):
@@ -200,7 +214,10 @@ class _JobFile:
         run, setup = (self._command(key, document[key]) if key in document else () for key in ("run", "setup"))
         env = self._keys("env", document["env"]) if "env" in document else {}
         variables = {name: self._parsed(f"env.{name}", value, str) for name, value in env.items()}
-        return JobDraft(run, setup, variables, fields, self._variants(document), self._source)
+        array = self._array(document)
+        if array.cap is not None:
+            fields["array_cap"] = array.cap
+        return JobDraft(run, setup, variables, fields, array.variants, self._source)
 
     def _part(self, key: str, value: Plain) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -230,18 +247,21 @@ class _JobFile:
             return draft.literal_words(self._items(key, value, str))
         return self._parsed(key, value, draft.parse_words)
 
-    def _variants(self, document: Mapping[str, Plain]) -> tuple[Variant, ...]:
+    def _array(self, document: Mapping[str, Plain]) -> Array:
         """The jobs of an array or a sweep."""
         if {"array", "sweep"} <= document.keys():
             problem = "a job is an array or a sweep, not both; give the index as one more variable of the sweep"
             raise self._source.error("array", problem)
         if "array" in document:
-            return self._parsed("array", document["array"], lambda text: draft.array_of(_parse_whole(text)))
+            value = document["array"]
+            listed = ",".join(self._items("array", value, str)) if isinstance(value, list) else value
+            return self._parsed("array", listed, draft.parse_array)
         if "sweep" not in document:
-            return ()
+            return Array((), None)
         found = self._keys("sweep", document["sweep"])
         try:
-            return draft.sweep_of({name: self._items(f"sweep.{name}", each, str) for name, each in found.items()})
+            values = {name: self._items(f"sweep.{name}", each, str) for name, each in found.items()}
+            return Array(draft.sweep_of(values), None)
         except ValueError as error:
             raise self._source.error("sweep", str(error)) from None
 

@@ -14,7 +14,7 @@ the server at submission.
 """
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -23,6 +23,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, St
 from pydantic_core import PydanticKnownError
 
 from poise.scheduler.model.errors import UnknownNameError
+from poise.service.wire.moments import LATEST, format_moment
 
 MOST_ARGUMENTS = 1_000
 MOST_COMMAND = 64 << 10  # characters of a command, all arguments together
@@ -35,11 +36,15 @@ MOST_SECONDS = 10 * 365 * 86_400.0
 MOST_STEPS = 1e15
 MOST_JOBS = 1_000  # jobs of one submission
 MOST_VOLUMES = 64
+MOST_AFTER = 64  # terms of `after`, each of which may name many jobs
+MOST_AFTER_TERM = 4_000  # characters of one term
+MOST_ENVIRONMENTS = 8  # of submitters, that one submission brings along
 
 FAST = FailFast()  # stop validating a list at its first wrong item: describing a megabyte of wrong items would take seconds
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,199}"
+OWN_PREFIX = "POISE_"  # of variables that are Poise's own
 
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$", max_length=64)]
 """The name of a job, app, tenant, GPU type, model or token; it needs quoting nowhere."""
@@ -53,7 +58,34 @@ KeptAt = Annotated[str, StringConstraints(max_length=MOST_PLACE, pattern=_PLACE)
 """Where checkpoints are kept: `relay`, through the server; a directory that all nodes share; or a URL of fsspec."""
 JobPlace = Annotated[str, StringConstraints(max_length=MOST_PLACE + 250, pattern=_PLACE)]
 """Where those of one job are: `relay`, or a directory below the place."""
+EXPORT_ALL, EXPORT_NONE = "all", "none"
+Export = Annotated[str, StringConstraints(max_length=MOST_ENVIRONMENT, pattern=rf"^{VARIABLE}(,{VARIABLE})*$")]
+"""Which variables of the submitter's environment a job gets: `all`, `none`, or names with commas."""
+EXPECTED_EXPORT = "`all`, `none`, or names of variables with commas"
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class AfterEnd(StrEnum):
+    """How jobs have to end before a job that waits for them may start.
+
+    ENDED       they have ended, in whatever way
+    SUCCEEDED   all of them have succeeded
+    FAILED      all of them have ended, and at least one of them failed or was cancelled
+    """
+
+    ENDED = "ended"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+_AFTER = rf"^{NAME}(,{NAME})*(:({'|'.join(AfterEnd)}))?$"
+After = Annotated[str, StringConstraints(max_length=MOST_AFTER_TERM, pattern=_AFTER)]
+"""`17`, `17:succeeded`, `17,20-29:failed`: which jobs to wait for, by ids and ranges of ids, and how they have to end.
+
+The client puts ids in the place of names.
+"""
+Moment = Annotated[float, Field(ge=0, le=LATEST)]
+"""A timestamp: seconds since 1970."""
 
 
 class PreemptionMode(StrEnum):
@@ -247,6 +279,18 @@ def _check_count(given: Any) -> Any:  # noqa: ANN401 - whatever was sent
     return given
 
 
+Environment = Annotated[dict[Variable, Argument], Field(max_length=MOST_VARIABLES), BeforeValidator(_check_count)]
+
+
+def environment_problem(variables: Mapping[str, str]) -> str | None:
+    """Say why no job can be given these variables; None: one can."""
+    if sum(len(name) + len(value) for name, value in variables.items()) > MOST_ENVIRONMENT:
+        return f"more than {MOST_ENVIRONMENT:,} characters"
+    if any(name.startswith(OWN_PREFIX) for name in variables):
+        return f"names that begin with {OWN_PREFIX} are Poise's own"
+    return None
+
+
 class JobRequest(Wire):
     """One job.
 
@@ -254,6 +298,8 @@ class JobRequest(Wire):
     setup          a command that is run once, before the first run
     gpus           size of the gang; `min_gpus` and `max_gpus` make the job elastic
     gpu_types      acceptable types; empty: any
+    export         which variables of its submitter's environment it gets; its client reads them
+    exported       those variables, which come with the submission, by the SHA-256 of their text (`environments.py`)
     cwd            working directory, absolute; the client fills it in
     files          archive of the working directory that was shipped, by its SHA-256; runs are in it, and `cwd` is None
     venv           virtual environment, of venv or conda, absolute; its programs come first in PATH. None: none
@@ -261,6 +307,10 @@ class JobRequest(Wire):
     model          what it trains, as throughput tables name it; jobs of one model are believed to be equally fast
     micro_batches  tasks that a step divides into; such a job runs on any mix of GPUs
     max_duration   seconds of running after which it is stopped for good
+    after          jobs that have to end before it may start;  begin: a moment before which it does not start
+    deadline       moment by which it should be done, for policies that look at deadlines; nothing ends it then
+    array_cap      how many jobs of its array, those of one submission with its `app`, may hold GPUs at once
+    process_group  its script joins a process group of PyTorch by itself, as its client has seen
     image          container image that it runs in, if the service runs jobs on Kubernetes;  pod: what its pods ask for
     pods           of a job that was created in Kubernetes, by others: which pods it is. Only the service itself says so
     """
@@ -275,7 +325,9 @@ class JobRequest(Wire):
     max_gpus: Annotated[int, Field(ge=1, le=MOST_GPUS)] | None = None
     gpu_types: Annotated[tuple[Name, ...], FAST, Field(max_length=64)] = ()
     replicas: Replicas = Replicas.NODE
-    env: Annotated[dict[Variable, Argument], Field(max_length=MOST_VARIABLES), BeforeValidator(_check_count)] = {}
+    env: Environment = {}
+    export: Export = EXPORT_ALL
+    exported: Sha256 | None = None
     cwd: Path | None = None
     files: Sha256 | None = None
     venv: Path | None = None
@@ -291,7 +343,12 @@ class JobRequest(Wire):
     retry: RetrySpec = RetrySpec()
     limits: Limits = Limits()
     max_duration: Seconds | None = None
+    after: Annotated[tuple[After, ...], FAST, Field(max_length=MOST_AFTER)] = ()
+    begin: Moment | None = None
+    deadline: Moment | None = None
+    array_cap: Annotated[int, Field(ge=1, le=MOST_JOBS)] | None = None
     hold: bool = False
+    process_group: bool = False
     image: Image | None = None
     pod: PodOptions = PodOptions()
     pods: PodGang | None = None
@@ -307,16 +364,16 @@ class JobRequest(Wire):
             raise ValueError("command: the program has no name")
         if sum(map(len, (*self.command, *self.setup))) > MOST_COMMAND:
             raise ValueError(f"command: more than {MOST_COMMAND:,} characters")
-        if sum(len(name) + len(value) for name, value in self.env.items()) > MOST_ENVIRONMENT:
-            raise ValueError(f"env: more than {MOST_ENVIRONMENT:,} characters")
-        if any(name.startswith("POISE_") for name in self.env):
-            raise ValueError("env: names that begin with POISE_ are Poise's own")
+        if (problem := environment_problem(self.env)) is not None:
+            raise ValueError(f"env: {problem}")
         if not (self.min_gpus or self.gpus) <= self.gpus <= (self.max_gpus or self.gpus):
             raise ValueError("gpus: expected min_gpus <= gpus <= max_gpus")
         if self.micro_batches is not None and (self.min_gpus or self.max_gpus):
             raise ValueError("micro_batches: a job that divides takes any number of GPUs; ask for one number, not a range")
         if self.files is not None and self.cwd is not None:
             raise ValueError("cwd: the job runs in the files that were shipped; leave it out")
+        if self.deadline is not None and self.begin is not None and self.deadline <= self.begin:
+            raise ValueError(f"deadline: expected a moment after begin, which is {format_moment(self.begin)}")
         if self.pods is not None and self.pods.size * self.pods.gpus != self.gpus:
             raise ValueError("pods: they have other GPUs than the job")
         return self
@@ -325,11 +382,21 @@ class JobRequest(Wire):
 class Submission(Wire):
     """Jobs that are accepted all together or not at all.
 
-    key   chosen by the client: a submission that is sent twice (after a lost connection) is accepted once
+    key            chosen by the client: a submission that is sent twice (after a lost connection) is accepted once
+    environments   variables of the submitter's environment; `exported` of each job names the one that it gets
     """
 
     jobs: Annotated[tuple[JobRequest, ...], FAST, Field(min_length=1, max_length=MOST_JOBS)]
     key: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{8,64}$")] | None = None
+    environments: Annotated[tuple[Environment, ...], FAST, Field(max_length=MOST_ENVIRONMENTS)] = ()
+
+    @pydantic.field_validator("environments")
+    @classmethod
+    def _givable(cls, environments: tuple[dict[str, str], ...]) -> tuple[dict[str, str], ...]:
+        for each in environments:
+            if (problem := environment_problem(each)) is not None:
+                raise ValueError(f"environments: {problem}")
+        return environments
 
 
 # What is wrong with a request, in one line for people: the field, what was expected there, and what was given.
@@ -338,6 +405,16 @@ _NAMES = {"name", "tenant", "app", "gpu_types"}
 _PARTS: dict[str, type[Wire]] = {"checkpoint": Checkpoint, "retry": RetrySpec, "limits": Limits, "pod": PodOptions}
 _BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
 _SHOWN = 60  # characters of a wrong value that a message repeats
+_EXPECTED_TEXTS = {
+    **dict.fromkeys(_NAMES, "letters, digits, `.`, `_` and `-`, at most 64, the first a letter or a digit"),
+    "key": "8 to 64 letters, digits, `_` and `-`",
+    "checkpoint": f"`{RELAY}`, an absolute path that all nodes share, or a URL such as s3://bucket/folder",
+    "image": EXPECTED_IMAGE,
+    "pod": "a name of Kubernetes: small letters, digits, `-` and `.`",
+    "after": "ids or names of jobs, and ended, succeeded or failed, such as 17, 17:succeeded or 17,20-29:failed",
+    **dict.fromkeys(("files", "exported"), "a SHA-256, 64 digits from 0 to f"),
+    "export": EXPECTED_EXPORT,
+}
 _UNPRINTABLE = "a character in it cannot be passed on"
 
 
@@ -385,33 +462,35 @@ def _expectation(first: Any, path: Sequence[str]) -> str:  # noqa: ANN401 - pyda
 
 
 def _expected_text(kind: str, field: str) -> str:
-    if field in _NAMES:
-        return "letters, digits, `.`, `_` and `-`, at most 64, the first a letter or a digit"
-    if field == "key":
-        return "8 to 64 letters, digits, `_` and `-`"
-    if field == "checkpoint":
-        return f"`{RELAY}`, an absolute path that all nodes share, or a URL such as s3://bucket/folder"
-    if field == "image":
-        return EXPECTED_IMAGE
-    if field == "pod":
-        return "a name of Kubernetes: small letters, digits, `-` and `.`"
-    if field == "files":
-        return "a SHA-256, 64 digits from 0 to f"
+    if field in _EXPECTED_TEXTS:
+        return _EXPECTED_TEXTS[field]
     if kind == "string_pattern_mismatch":
         return "an absolute path" if field in ("cwd", "venv") else _UNPRINTABLE
     return "a text that is neither empty nor too long" if kind in ("string_too_long", "string_too_short") else "text"
 
 
 NO_PRIORITIES = "no policy of this version looks at priorities"
+LONE_PROCESS = (
+    "it calls init_process_group, and has one process per node, which sees all GPUs there: on one node WORLD_SIZE is 1; "
+    "--replicas gpu starts one process per GPU"
+)
+
+
+def is_lone_process(request: JobRequest) -> bool:
+    """Whether a job may have several GPUs on a node and one process there, although its script expects one per GPU."""
+    most = request.micro_batches or request.max_gpus or request.gpus
+    return request.process_group and request.replicas is Replicas.NODE and most > 1
 
 
 def notes_on(requests: Iterable[JobRequest]) -> tuple[str, ...]:
-    """One line for each thing that jobs ask for and that has no effect, so that their owner does not count on it."""
-    asked = sorted({each.priority for each in requests if each.priority})
-    if not asked:
-        return ()
-    shown = ", ".join(map(str, asked[:5])) + (", …" if len(asked) > 5 else "")
-    return (f"priority {shown} has no effect: {NO_PRIORITIES}; --weight counts under policies that share",)
+    """One line for each thing that jobs ask for and that has no effect, or another one than their owner may expect."""
+    jobs = tuple(requests)
+    notes = [f"replicas: {LONE_PROCESS}"] if any(map(is_lone_process, jobs)) else []
+    asked = sorted({each.priority for each in jobs if each.priority})
+    if asked:
+        shown = ", ".join(map(str, asked[:5])) + (", …" if len(asked) > 5 else "")
+        notes.append(f"priority {shown} has no effect: {NO_PRIORITIES}; --weight counts under policies that share")
+    return tuple(notes)
 
 
 def plain(text: str) -> str:

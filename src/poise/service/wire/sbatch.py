@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from poise.scheduler.model.errors import RequestError, Where
 from poise.service.wire import draft
-from poise.service.wire.draft import DraftSource, JobDraft, Variant
+from poise.service.wire.draft import Array, DraftSource, JobDraft, Variant
 from poise.service.wire.jobfile import parse_gpu_count, read_text
-from poise.service.wire.request import MOST_JOBS
+from poise.service.wire.moments import moment_from_now
+from poise.service.wire.request import EXPORT_ALL, EXPORT_NONE, NAME, AfterEnd
 
 JOB_NAME = "SLURM_JOB_NAME"  # the variable that every job of a script has here, and no other job
 _LONG = {
@@ -33,11 +34,9 @@ _ALONE = {
 """Options without a value."""
 _READ = {
     "job-name", "gres", "gpus", "gpus-per-node", "gpus-per-task", "nodes", "ntasks", "time", "array", "chdir", "account",
-    "export", "requeue", "no-requeue", "hold",
+    "export", "requeue", "no-requeue", "hold", "dependency", "begin", "deadline",
 }  # fmt: skip
 _HARMFUL = {
-    "dependency": "jobs that wait for others are not supported yet; submit it when they have ended",
-    "begin": "a time to begin is not supported; submit it then, or with --hold and `poise release`",
     "constraint": "features of nodes are not known here; name the GPU type, e.g. --gres=gpu:v100:2",
     "test-only": "it would be submitted all the same; use `poise submit --dry-run`",
     "uid": "jobs run as the user of the service",
@@ -57,7 +56,7 @@ _KNOWN_VARIABLES = {
 _USED = re.compile(r"\$\{?(SLURM_[A-Z0-9_]+)")
 _SRUN = re.compile(r"(?m)^[^#\n]*\b(srun|scontrol)\b")
 _GPUS = re.compile(r"(?:([A-Za-z][\w.-]*):)?([0-9]+)")
-_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_ENDS = {"afterok": AfterEnd.SUCCEEDED, "afternotok": AfterEnd.FAILED, "afterany": AfterEnd.ENDED}
 _TIME = re.compile(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
 
 
@@ -86,7 +85,7 @@ def read_sbatch(path: Path, arguments: tuple[str, ...], environ: Mapping[str, st
     return JobDraft(
         draft.literal_words(command),
         env={**header.exported(environ), JOB_NAME: name, "SLURM_SUBMIT_DIR": str(draft.current_folder())},
-        fields={"name": name, **header.gpus(), **header.fields()},
+        fields={"name": name, **header.gpus(), **header.fields(), **header.export()},
         variants=header.variants(),
         source=DraftSource(str(path)),
         notes=tuple(f"{path}: {each}" for each in header.notes(script)),
@@ -158,7 +157,7 @@ class _Header:
         return RequestError(f"{Where(self._file, self._options[name].line, f'--{name}')}: {problem}")
 
     def fields(self) -> dict[str, Any]:
-        """Preemption, time limit, folder, tenant and hold."""
+        """Preemption, time limit, folder, tenant, hold, and what it waits for."""
         asked, refused = self._options.get("requeue"), self._options.get("no-requeue")
         may_requeue = asked is not None and (refused is None or asked.line > refused.line)  # the later one counts
         # A script without options for Slurm is a job like any other.
@@ -174,7 +173,34 @@ class _Header:
             fields["tenant"] = tenant
         if "hold" in self._options:
             fields["hold"] = True
+        return {**fields, **self._start()}
+
+    def _start(self) -> dict[str, Any]:
+        """What it waits for before it may start, and when it should be done."""
+        fields: dict[str, Any] = {}
+        if dependencies := self.value("dependency"):
+            fields["after"] = tuple(self._after(dependencies))
+        for option in ("begin", "deadline"):
+            if text := self.value(option):
+                try:
+                    fields[option] = moment_from_now(text)
+                except ValueError as error:
+                    raise self.error(option, str(error)) from None
+        if (array := self._array()) is not None and array.cap is not None:
+            fields["array_cap"] = array.cap
         return fields
+
+    def _after(self, text: str) -> Iterator[str]:
+        """The jobs that it waits for, from `afterok:17:18,afterany:20`: all of these have to be met."""
+        for each in text.split(","):
+            kind, *jobs = each.strip().split(":")
+            if kind not in _ENDS or not jobs or not all(re.fullmatch(NAME, job) for job in jobs):
+                expected = (
+                    "afterok:ID, afternotok:ID or afterany:ID, with more ids after colons and more of them after commas"
+                )
+                raise self.error("dependency", f"expected {expected}, got {text[:40]!r}")
+            named = jobs if kind == "afternotok" else [",".join(jobs)]  # of those, each has to have failed
+            yield from (f"{job}:{_ENDS[kind]}" for job in named)
 
     def gpus(self) -> dict[str, Any]:
         """GPUs of all nodes together, and their type; empty if the script asks for none."""
@@ -196,6 +222,13 @@ class _Header:
         times = {"gpus": 1, "gpus-per-task": tasks}.get(name, self._count("nodes"))
         return {"gpus": count * times, **({"gpu_types": (match[1],)} if match[1] else {})}
 
+    def export(self) -> dict[str, str]:
+        """Whether the whole environment comes along: without the option, and with ALL; else only what is named."""
+        given = self.value("export")
+        if given is None:
+            return {}
+        return {"export": EXPORT_ALL if "ALL" in map(str.strip, given.split(",")) else EXPORT_NONE}
+
     def exported(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The variables that `--export` names; unset ones are left out, as Slurm does."""
         env: dict[str, str] = {}
@@ -210,23 +243,16 @@ class _Header:
         return env
 
     def variants(self) -> tuple[Variant, ...]:
-        """The jobs of an array (`0-9`, `1,3,5`, `0-15:4`, in order and each once), with Slurm's variables and ours."""
+        """The jobs of an array, with Slurm's variables and ours."""
+        array = self._array()
+        return () if array is None else _with_slurm_names(array.variants)
+
+    def _array(self) -> Array | None:
         text = self.value("array")
-        if text is None:
-            return ()
-        if "%" in text:
-            raise self.error("array", "a cap on how many run at once (%) is not supported yet; leave it out")
-        found: set[int] = set()
-        for part in text.split(","):
-            match = _PART.fullmatch(part.strip())
-            if match is None or (match[3] and int(match[3]) < 1) or (match[2] and int(match[2]) < int(match[1])):
-                raise self.error("array", f"expected indices such as 0-9, 1,3,5 or 0-15:4, got {text[:40]!r}")
-            indices = range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))
-            if len(indices) + len(found) > MOST_JOBS:
-                raise self.error("array", f"more than the {MOST_JOBS:,} jobs that one submission may have; divide it")
-            found.update(indices)
-        size = str(len(found))
-        return _with_slurm_names({draft.ARRAY_INDEX: str(each), draft.ARRAY_COUNT: size} for each in sorted(found))
+        try:
+            return None if text is None else draft.parse_slurm_array(text)
+        except ValueError as error:
+            raise self.error("array", str(error)) from None
 
     def notes(self, script: str) -> Iterator[str]:
         """What was ignored, and what the script will miss."""
@@ -234,8 +260,8 @@ class _Header:
             if each.name not in _READ and not (each.name == "ntasks-per-node" and self._counts_by_node()):
                 why = _NOTES.get("mem" if each.name.startswith("mem-per") else each.name)
                 yield f"--{each.name} is ignored" + (f": {why}" if why else "")
-        if "ALL" in (self.value("export") or "").split(","):
-            yield "--export=ALL is ignored: name the variables that the job needs"
+        if self.value("deadline"):
+            yield "--deadline is told to policies that look at deadlines; a job that cannot meet it is not removed"
         if self._count("nodes") > 1:
             yield "--nodes: the GPUs of all nodes are asked for together, on as few nodes as can be"
         for name in sorted(set(_USED.findall(script)) - _KNOWN_VARIABLES):

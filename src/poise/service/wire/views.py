@@ -165,7 +165,7 @@ class FileReceived(Wire):
 
 
 class SubmittedView(Wire):
-    """An accepted submission: the ids of its jobs, in order. `notes`: what was asked for and has no effect."""
+    """An accepted submission: the ids of its jobs, in order. `notes`: what has no effect, or not the expected one."""
 
     jobs: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -179,10 +179,39 @@ class CommandResult(Wire):
     text: str | None = None
 
 
-class CancelledJobs(Wire):
-    """How many jobs of a tenant were cancelled: all that had not ended."""
+class NamedJob(Wire):
+    """A job by its name."""
 
+    id: str
+    name: str
     tenant: str
+    state: JobState
+
+
+class JobsCalled(Wire):
+    """The jobs that a word in the place of an id can mean: one, some of several, or none.
+
+    total   number of these jobs
+    exact   it is the name of them; if not, their names begin with it
+    """
+
+    jobs: tuple[NamedJob, ...]
+    total: int
+    exact: bool
+
+
+class Cancellation(Wire):
+    """Which jobs to cancel: of a tenant (None: of all), of an app, in one of these states (none: that have not ended)."""
+
+    tenant: Name | None = None
+    app: Name | None = None
+    states: Annotated[tuple[JobState, ...], Field(max_length=len(JobState))] = ()
+
+
+class CancelledJobs(Wire):
+    """How many jobs were cancelled, of a tenant or of all: those that were asked for and had not ended."""
+
+    tenant: str | None
     jobs: int
 
 

@@ -2,6 +2,7 @@
 
     STATE/files/<tenant>/<sha256>.tar     an archive, complete
     STATE/files/<tenant>/<sha256>.part    one that is being received
+    STATE/files/<tenant>/<sha256>.json    the environment of a submitter; only on the machine of a service
     STATE/jobs/<job>/files/               the working directory of a job's runs on this machine
 
 The same on the machine of a service, where clients upload them, and on a node, whose agent fetches them from the service.
@@ -34,6 +35,11 @@ class ShippedFilesError(Exception):
 def archive_path(state: Path, tenant: str, sha256: str) -> Path:
     """Return where an archive is in a state directory."""
     return state / FILES / tenant / f"{sha256}.tar"
+
+
+def environment_path(state: Path, tenant: str, sha256: str) -> Path:
+    """Return where an environment is in a state directory."""
+    return state / FILES / tenant / f"{sha256}.json"
 
 
 def unpack_files(archive: str, sha256: str, folder: str, beat: Callable[[], None] = lambda: None) -> None:

@@ -339,6 +339,8 @@ class JobRoutes:
             Endpoint("GET", f"{one}/logs", Role.READER, self.logs, views.Log, problems=(404,)),
             Endpoint("POST", f"{one}/cancel", Role.USER, self.cancel, views.CommandResult, problems=(404, 409)),
             Endpoint("POST", "/v1/tenants/{tenant}/cancel", Role.USER, self.cancel_all, views.CancelledJobs),
+            Endpoint("POST", "/v1/cancellations", Role.USER, self.cancel_some, views.CancelledJobs, views.Cancellation),
+            Endpoint("GET", "/v1/names/{name}", Role.READER, self.called, views.JobsCalled),
             Endpoint("POST", f"{one}/hold", Role.USER, self.hold, views.CommandResult, problems=(404, 409)),
             Endpoint("POST", f"{one}/release", Role.USER, self.release, views.CommandResult, problems=(404, 409)),
             Endpoint("POST", "/v1/files/{sha256}", Role.USER, self.receive_file, views.FileReceived, views.FilePiece),
@@ -377,19 +379,30 @@ class JobRoutes:
 
     async def cancel_all(self, by: Caller, tenant: NamePart) -> Response:
         """Withdraw all jobs of a tenant that have not ended; of other tenants only operators may."""
-        if tenant != by.tenant and not is_at_least(by, Role.OPERATOR):
-            text = f"token {by.name!r} is of tenant {by.tenant}, not of {tenant}; only operators may do that"
-            raise RequestRefusedError(RefusalCode.FORBIDDEN, text)
-        return await when_committed(lambda: self._service.cancel_all(by, tenant))
+        _check_tenant(by, tenant)
+        return await when_committed(lambda: self._service.cancel_all(by, JobFilter(tenant=tenant)))
+
+    async def cancel_some(self, request: Request) -> Response:
+        """Withdraw all jobs that are described and have not ended; of other tenants only operators may."""
+        by = caller_of(request)
+        wanted = await body_of(request, views.Cancellation)
+        _check_tenant(by, wanted.tenant)
+        if over := [state for state in wanted.states if state.is_final]:
+            text = f"states: a job that is {over[0]} has ended, and cannot be cancelled"
+            raise RequestRefusedError(RefusalCode.WRONG, text)
+        found = JobFilter(frozenset(wanted.states), wanted.tenant, wanted.app)
+        return await when_committed(lambda: self._service.cancel_all(by, found))
+
+    def called(self, by: Caller, name: NamePart) -> Response:
+        """Say which jobs have a name, or else which have names that begin so."""
+        return answer(self._service.called(name, by.tenant))
 
     async def receive_file(
         self, by: Caller, sha256: ShaPart, query: Annotated[FileQuery, Query()], request: Request
     ) -> Response:
         """Take a piece of an archive of a working directory. Jobs name it by its SHA-256."""
         tenant = query.tenant or by.tenant
-        if tenant != by.tenant and not is_at_least(by, Role.OPERATOR):
-            text = f"token {by.name!r} is of tenant {by.tenant}, not of {tenant}; only operators may do that"
-            raise RequestRefusedError(RefusalCode.FORBIDDEN, text)
+        _check_tenant(by, tenant)
         piece = await body_of(request, views.FilePiece)
         return answer(await run_in_threadpool(self._service.receive_file, tenant, sha256, piece))
 
@@ -418,6 +431,14 @@ class JobRoutes:
         if not self._may_change(by, job):
             text = f"job {job} is of tenant {self._service.owner(job)}; only its owner and operators may do that"
             raise RequestRefusedError(RefusalCode.FORBIDDEN, text)
+
+
+def _check_tenant(by: Account, tenant: str | None) -> None:
+    """Refuse what a user asks for another tenant, or for all of them."""
+    if tenant != by.tenant and not is_at_least(by, Role.OPERATOR):
+        other = "not of all" if tenant is None else f"not of {tenant}"
+        text = f"token {by.name!r} is of tenant {by.tenant}, {other}; only operators may do that"
+        raise RequestRefusedError(RefusalCode.FORBIDDEN, text)
 
 
 def _check_user_submission(by: Account, submission: Submission) -> None:

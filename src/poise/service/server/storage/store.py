@@ -44,7 +44,7 @@ from poise.service.server.storage.schema import FILE, UNREADABLE, checksum, deco
 from poise.service.server.storage.sidecar import JournalEnd, JournalMark, Reserve
 from poise.service.server.storage.state_dir import open_private
 from poise.service.wire.request import JobRequest, Submission
-from poise.service.wire.views import Account
+from poise.service.wire.views import Account, JobState
 
 LARGEST_CHECKED = 512 << 20
 """Bytes of a journal whose pages are all checked before it is used, which takes about a second per 400 MB."""
@@ -466,12 +466,13 @@ class Reader:
         return None if row is None else StoredJob.of(*row)
 
     def shipped_files(self) -> set[tuple[str, str]]:
-        """Tenant and SHA-256 of the files that jobs name which have not ended."""
+        """Tenant and SHA-256 of the files and environments that jobs name which have not ended."""
         rows = self._db.execute(
-            "SELECT tenant, json_extract(request, '$.files') FROM jobs"
-            ' WHERE ended IS NULL AND request LIKE \'%"files":"%\' AND json_valid(request)'
+            "SELECT tenant, json_extract(request, '$.files'), json_extract(request, '$.exported') FROM jobs"
+            ' WHERE ended IS NULL AND (request LIKE \'%"files":"%\' OR request LIKE \'%"exported":"%\')'
+            " AND json_valid(request)"
         )
-        return {(str(tenant), str(sha256)) for tenant, sha256 in rows if sha256 is not None}
+        return {(str(tenant), str(sha256)) for tenant, *named in rows for sha256 in named if sha256 is not None}
 
     def ended(self, wanted: JobFilter, *, limit: int, offset: int) -> list[StoredJob]:
         """Jobs that have ended, the latest first."""
@@ -480,6 +481,13 @@ class Reader:
             f"{JOB_ROWS} WHERE {where} ORDER BY ended DESC, number DESC LIMIT ? OFFSET ?", (*values, limit, offset)
         )
         return [StoredJob.of(*row) for row in rows]
+
+    def ended_called(self, word: str, most: int) -> list[tuple[str, str, str, str]]:
+        """Id, name, tenant and state of the jobs whose names begin so, among those that ended last; the latest first."""
+        latest = f"SELECT id, {_NAME} AS name, tenant, state FROM jobs WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT ?"
+        rows = self._db.execute(f"SELECT * FROM ({latest}) WHERE substr(name, 1, ?) = ?", (most, len(word), word))
+        # What is damaged may be anything.
+        return [row for row in rows if all(isinstance(each, str) for each in row) and row[3] in JobState.__members__]
 
     def ended_counts(self, wanted: JobFilter) -> Counter[str]:
         """Number of jobs that have ended, by their final state."""
@@ -603,7 +611,11 @@ def holder(by: Account) -> str:
 
 
 def check_same(submission: Submission, before: tuple[JobRequest, ...]) -> None:
-    """Raise RequestRefusedError if other jobs were accepted under the key of a submission."""
-    if submission.jobs != before:
+    """Raise RequestRefusedError if other jobs were accepted under the key of a submission.
+
+    They are the same from another shell, too: what came along the first time counts.
+    """
+    now, then = ([each.model_copy(update={"exported": None}) for each in jobs] for jobs in (submission.jobs, before))
+    if now != then:
         text = f"key {submission.key!r}: other jobs were submitted under it; a new submission needs a new key"
         raise RequestRefusedError(RefusalCode.CONFLICT, text)
