@@ -13,7 +13,7 @@ import pytest
 from tests.docs_runner import ROOT, blocks, missing, pages, play, regenerated, steps, verbs
 
 from poise.cli.app import VERBS
-from poise.cli.output import COLUMNS
+from poise.lab.analysis.run_tables import PER_JOB_COLUMNS
 from poise.lab.analysis.summary import Summary
 from poise.lab.simulator.world import Truth
 from poise.lab.traces.registry import FORMATS
@@ -123,7 +123,7 @@ def test_every_format_of_traces_is_in_the_reference() -> None:
 
 def test_every_number_of_a_summary_and_every_column_a_job_is_in_the_reference() -> None:
     text = _text("docs", "reference", "metrics.md")
-    for name in (*(each.name for each in fields(Summary)), *COLUMNS):
+    for name in (*(each.name for each in fields(Summary)), *PER_JOB_COLUMNS):
         assert f"| `{name}` |" in text, name
 
 

@@ -193,7 +193,7 @@ REQUESTS: dict[str, tuple[tuple[str, ...], str]] = {
         ("simulate", "good.jsonl", "--micro-batches", "8", "--elastic"),
         "--elastic and --micro-batches say different things of the same jobs; give one of the two",
     ),
-    "round of nothing": (("simulate", "good.jsonl", "--round", "0"), "a round takes more than 0 seconds, not 0.0"),
+    "round of nothing": (("simulate", "good.jsonl", "--round", "0"), "--round: expected at least 0.001 seconds, got 0.0"),
     "round shorter than clocks tell": (("simulate", "good.jsonl", "--round", "1e-300"), "--round: expected at least 0.001"),
     "throughputs that are not there": (("simulate", "good.jsonl", "--throughputs", "none.csv"), "none.csv: cannot read"),
     "throughputs that are none": (("simulate", "good.jsonl", "--true-throughputs", "good.jsonl"), "good.jsonl"),

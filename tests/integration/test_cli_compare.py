@@ -8,7 +8,7 @@ import pytest
 from tests.shell import EVENTS, FOUR, a_row, a_trace, poise, poise_apart, simulated
 
 from poise.cli import compare
-from poise.cli.compare import split_policies
+from poise.lab.comparison import split_policies
 from poise.scheduler.model.errors import RequestError
 
 SPLIT = {

@@ -14,7 +14,7 @@ from tests.shell import COMMAND, PATIENCE, Said, as_json, ended, poise, started,
 
 from poise.cli import UNREAD
 from poise.engine.journal import INTERRUPTED
-from poise.lab.experiment import Experiment, SimulationResult
+from poise.lab.experiment import Experiment, SimulatedRun
 from poise.lab.experiment import simulate as run_simulation
 from poise.lab.traces.schema import Trace
 
@@ -104,7 +104,7 @@ def test_ctrl_c_shows_the_policies_that_were_done(monkeypatch: pytest.MonkeyPatc
             signal.raise_signal(signal.SIGINT)
         return found
 
-    monkeypatch.setattr("poise.cli.parallel.wait", waiting)
+    monkeypatch.setattr("poise.lab.parallel.wait", waiting)
     said = poise("compare", "synthetic:jobs=3000,rate=200", "--policies", "las,fifo", "--json")
     assert said.code == 130
     assert said.err == "poise: interrupted; 1 of 2 policies are shown, results may be partial\n"
@@ -127,9 +127,7 @@ class CtrlC:
         self._after = after
         self._times = times
 
-    def __call__(
-        self, trace: Trace, experiment: Experiment, *, watch: Callable[[int], bool], **more: Any
-    ) -> SimulationResult:
+    def __call__(self, trace: Trace, experiment: Experiment, *, watch: Callable[[int], bool], **more: Any) -> SimulatedRun:
         calls = 0
 
         def pressing(ended: int) -> bool:
@@ -183,7 +181,7 @@ def test_ctrl_c_is_as_it_was_after_a_run(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_ctrl_c_in_one_process_leaves_out_the_policies_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr("poise.cli.compare.run_simulation", CtrlC(after=3))
+    monkeypatch.setattr("poise.lab.comparison.simulate", CtrlC(after=3))
     said = poise("compare", *SMALL, "--policies", "fifo,srtf,las", "--json")
     rows = as_json(said.out)
     assert said.code == 130
@@ -193,7 +191,7 @@ def test_ctrl_c_in_one_process_leaves_out_the_policies_behind(monkeypatch: pytes
 
 def test_ctrl_c_in_the_demo_says_that_it_is_partial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr("poise.cli.compare.run_simulation", CtrlC(after=30))
+    monkeypatch.setattr("poise.lab.comparison.simulate", CtrlC(after=30))
     said = poise("demo", "--html", tmp_path / "report.html")
     assert said.code == 130
     assert said.err == "poise: interrupted; 1 of 8 policies are shown, results may be partial\n"
@@ -204,7 +202,7 @@ def test_ctrl_c_while_a_trace_is_read_says_that_nothing_was_done(monkeypatch: py
         signal.raise_signal(signal.SIGINT)
         raise AssertionError
 
-    monkeypatch.setattr("poise.cli.experiment.read_trace", reading)
+    monkeypatch.setattr("poise.lab.options.read_trace", reading)
     assert poise("simulate", "-") == NOTHING
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.shell import DATA, EVENTS, FOUR, a_row, a_trace, jcts, per_job, poise, poise_apart, simulated
 
-from poise.cli.output import COLUMNS
+from poise.lab.analysis.run_tables import PER_JOB_COLUMNS
 
 SIXTY = DATA / "tiresias" / "60_job.csv"
 sixty = pytest.mark.skipif(not SIXTY.exists(), reason="the 60-job trace of Tiresias is not there")
@@ -180,7 +180,7 @@ def test_per_job_rows_have_every_column_in_csv_and_json_alike(tmp_path: Path) ->
     assert set(PER_JOB) <= set(reader.fieldnames or ())
     assert list(rows) == list(cells) == ["A", "huge", "B", "C", "D"]
     for job, row in rows.items():
-        assert tuple(row) == COLUMNS
+        assert tuple(row) == PER_JOB_COLUMNS
         assert {key: "" if value is None else str(value) for key, value in row.items()} == cells[job]
 
 

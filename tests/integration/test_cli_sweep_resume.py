@@ -13,7 +13,7 @@ import pytest
 from tests.shell import PATIENCE, Said, as_json, ended, poise, poise_apart, started, wait_until
 from tests.sweeping import GRID, SMALL, STEADY, lines_in, swept, without_effort
 
-from poise.lab.experiment import SimulationResult, simulate
+from poise.lab.experiment import SimulatedRun, simulate
 from poise.scheduler.model.errors import SolveError
 
 pytestmark = pytest.mark.usefixtures("cache", "one_core")
@@ -179,7 +179,7 @@ def test_a_file_of_another_kind_is_not_written_over(tmp_path: Path, content: str
 def test_a_cell_that_fails_ends_the_sweep_and_keeps_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = tmp_path / "state.jsonl"
     words = ("compare", *SMALL, "--policies", "fifo", "--seeds", "2", "--state", state)
-    monkeypatch.setattr("poise.cli.sweep.run_simulation", Failing(after=1))
+    monkeypatch.setattr("poise.lab.sweep.cells.simulate", Failing(after=1))
     assert poise(*words).failure == "fifo at load 1, seed 1: it did not work"
     assert lines_in(state) == 2
 
@@ -190,7 +190,7 @@ class Failing:
     def __init__(self, after: int) -> None:
         self._left = after
 
-    def __call__(self, *words: Any, **more: Any) -> SimulationResult:
+    def __call__(self, *words: Any, **more: Any) -> SimulatedRun:
         self._left -= 1
         if self._left < 0:
             raise SolveError("it did not work")
@@ -204,7 +204,7 @@ class Pressing:
         self._times = times
         self._runs = 0
 
-    def __call__(self, *words: Any, watch: Callable[[int], bool]) -> SimulationResult:
+    def __call__(self, *words: Any, watch: Callable[[int], bool]) -> SimulatedRun:
         self._runs += 1
 
         def pressing(ended: int) -> bool:
@@ -220,7 +220,7 @@ def test_ctrl_c_in_one_process_leaves_out_the_run_that_was_cut_short(times: int,
     words = ("compare", *SMALL, "--policies", "fifo,srtf", "--seeds", "2", "--json")
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patched:
-        patched.setattr("poise.cli.sweep.run_simulation", Pressing(times))
+        patched.setattr("poise.lab.sweep.cells.simulate", Pressing(times))
         said = poise(*words)
     assert (said.code, said.err) == (130, "poise: interrupted; 1 of 4 cells are done; the same command goes on from here\n")
     assert [(row["policy"], row["runs"], row["partial"]) for row in as_json(said.out)] == [("fifo", 1, True)]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from poise.cli import options
-from poise.cli.options import read_cluster
+from poise.lab import clusters
+from poise.lab.clusters import read_cluster
 from poise.scheduler.model.cluster import Node, parse_cluster
 from poise.scheduler.model.errors import ClusterError
 
@@ -161,7 +161,7 @@ def test_a_file_that_repeats_itself_a_billion_times_is_refused_in_few_words(tmp_
 
 
 def test_a_large_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "_LARGEST_FILE", 10)
+    monkeypatch.setattr(clusters, "_LARGEST_FILE", 10)
     (tmp_path / "c.yaml").write_text(NODE)
     with pytest.raises(ClusterError, match=r"c\.yaml: larger than"):
         read_cluster(str(tmp_path / "c.yaml"))

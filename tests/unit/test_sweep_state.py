@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from poise.cli.sweep import CellStart, NotASweepError, SweepState, default_place, digest_of, opened
 from poise.lab.analysis.statistics import Cell
 from poise.lab.analysis.summary import Summary
 from poise.lab.experiment import Experiment, simulate
+from poise.lab.sweep.state import CellStart, NotASweepError, SweepState, default_place, digest_of, opened
 from poise.lab.traces.reader import read_trace
 from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.model.errors import RequestError
@@ -129,7 +129,7 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from poise.cli.sweep import CellStart, opened
+from poise.lab.sweep.state import CellStart, opened
 state = opened(Path(sys.argv[1]), sys.argv[2], CellStart.RESUME)
 print("held", flush=True)
 sys.stdin.read()

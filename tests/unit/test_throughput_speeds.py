@@ -175,7 +175,7 @@ def test_steps_of_an_unknown_model_are_refused_with_the_nearest_known() -> None:
     speeds.estimate(a_job(model="vgg-18", duration=1.0))
     for ask in (speeds.kind, speeds.estimate, speeds.steps):
         with pytest.raises(
-            ThroughputError, match=r"job 'j'.*'t' does not know model 'vgg-18'.*nearest: vgg19.*--throughputs FILE"
+            ThroughputError, match=r"job 'j'.*'t' does not know model 'vgg-18'.*nearest: vgg19.*give a throughput table"
         ):
             ask(a_job(model="vgg-18", steps=1.0))
     with pytest.raises(ThroughputError, match=r"model 'LM' at batch size 7 \(known batch sizes: 5\)"):
@@ -184,7 +184,7 @@ def test_steps_of_an_unknown_model_are_refused_with_the_nearest_known() -> None:
         speeds.kind(a_job(model="only new", batch_size=7, steps=1.0))
     with pytest.raises(ThroughputError, match="names no model"):
         speeds.kind(a_job(steps=1.0))
-    with pytest.raises(ThroughputError, match="does not know model 'zzz'; give a table"):
+    with pytest.raises(ThroughputError, match="does not know model 'zzz'; give a throughput table"):
         speeds.kind(a_job(model="zzz", steps=1.0))
 
 

@@ -125,7 +125,7 @@ def test_jobs_of_one_time_keep_the_order_of_files_and_rows(tmp_path: Path) -> No
 def test_formats_in_one_folder_are_not_mixed_but_one_may_be_chosen(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(ONE)
     (tmp_path / "b.trace").write_text(GAVEL)
-    want = "expected files of one format, got itp (a.csv) and gavel (b.trace); choose with --format"
+    want = "expected files of one format, got itp (a.csv) and gavel (b.trace); choose a format"
     assert refused(tmp_path) == f"{tmp_path}: {want}"
     assert ids(read_trace(str(tmp_path), format="gavel")) == ["0"]
 

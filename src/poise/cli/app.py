@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 from poise import __version__
 from poise.cli import INTERRUPTED, UNREAD
-from poise.scheduler.model.errors import InvariantError, PoiseError, RequestError, UnknownNameError
+from poise.scheduler.model.errors import InvariantError, OptionError, PoiseError, RequestError, UnknownNameError
 
 COMPLETION = "_POISE_COMPLETE"
 """Is set by a shell that wants words for the Tab key: the shell's name, and what it wants."""
@@ -191,6 +191,8 @@ def run(group: click.Group = poise, name: str = "poise") -> int:
         code = _fail(" ".join(error.format_message().split()) + hint, 2)
     except InvariantError:
         raise  # a bug of ours: the traceback is the report
+    except OptionError as error:
+        code = _fail(error.spelled(lambda name: f"--{name.replace('_', '-')}"), 2)
     except PoiseError as error:
         code = _fail(error, 2 if isinstance(error, RequestError) else 1)
     except (KeyboardInterrupt, click.Abort):

@@ -9,7 +9,6 @@ from click.core import ParameterSource
 from poise.cli.experiment import experiment_options, read_experiment
 from poise.cli.options import DURATION, print_json
 from poise.cli.output import show_notes, show_table, watching
-from poise.cli.parallel import spread
 from poise.lab.audit.audit import (
     CheckedClaim,
     Measurement,
@@ -22,11 +21,12 @@ from poise.lab.audit.audit import (
 )
 from poise.lab.audit.findings import Finding, Property
 from poise.lab.audit.instances import turn_of
+from poise.lab.parallel import spread
 from poise.lab.report.axes import amount
 from poise.lab.report.page import HtmlTable
 from poise.scheduler.model.errors import RequestError
 
-OF_TRACES = ("cluster", "throughputs", "true_throughputs", "estimate", "trace_format", "jobs", "load", "until", "elastic",
+OF_TRACES = ("cluster", "throughputs", "true_throughputs", "estimate", "format", "jobs", "load", "until", "elastic",
              "micro_batches", "failures")  # fmt: skip
 """Options that describe a trace, and mean nothing for built-in instances."""
 
@@ -88,9 +88,9 @@ def audit(
     else:
         if not request.trace.jobs:
             raise RequestError(f"{request.trace.name}: there is no job to audit")
-        show_notes(request.notes, quiet=request.quiet)
+        show_notes(request.notes, quiet=options["quiet"])
         tasks = trace_tasks(request.trace, request.experiment, turn=seconds)
-    found = findings(tasks, run_tasks(tasks, policy, quiet=request.quiet))
+    found = findings(tasks, run_tasks(tasks, policy, quiet=options["quiet"]))
     claims = check_claims(request.experiment, found) if trace is None and seconds == usual else []
     about = {
         "policy": policy,
@@ -100,7 +100,7 @@ def audit(
         "instances": 1 if trace else instances,
         "turn": seconds,
     }
-    if request.as_json:
+    if options["as_json"]:
         properties = {str(name): finding.document() for name, finding in found.items()}
         print_json({**about, "properties": properties, "claims": [claim.document() for claim in claims]})
     else:
@@ -116,7 +116,7 @@ def _refuse(context: click.Context, trace: str | None, turn: float | None, optio
         raise RequestError(f"--turn: expected more than 0 seconds, got {turn:g}")
     if options["faults"] is not None:
         raise RequestError("--faults: an audit is about the policy, on GPUs that are there; leave it out")
-    if options["drains"]:
+    if options["drain"]:
         raise RequestError("--drain: an audit is about the policy, on GPUs that are there; leave it out")
     if _is_given(context, "fairness"):
         raise RequestError("--fairness: an audit is about tenants, or about jobs if there is one tenant only; leave it out")
@@ -124,7 +124,7 @@ def _refuse(context: click.Context, trace: str | None, turn: float | None, optio
         raise RequestError("--instances is about built-in instances; leave it out, or leave out --trace")
     given = [name for name in OF_TRACES if _is_given(context, name)]
     if trace is None and given:
-        flag = {"trace_format": "format"}.get(given[0], given[0]).replace("_", "-")
+        flag = given[0].replace("_", "-")
         raise RequestError(
             f"--{flag} is about a trace; give one with --trace, or leave it out: built-in instances have theirs"
         )

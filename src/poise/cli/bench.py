@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from poise.cli.options import DURATION, examples, json_option, print_json, read_cluster, with_options
-from poise.cli.output import Bar, show_table
+from poise.cli.options import DURATION, examples, json_option, print_json, with_options
+from poise.cli.output import show_table
 from poise.cli.outside import find_policy
 from poise.lab.bench import WorkloadDraw, time_policy, with_defaults
+from poise.lab.clusters import read_cluster
+from poise.lab.progress import Bar
 from poise.lab.report.page import HtmlTable
 from poise.scheduler.model.units import counted
 from poise.scheduler.policies.catalogue import policy_named

@@ -1,24 +1,28 @@
 """`poise compare`: several policies over one trace, side by side. `poise demo`: the same on built-in data."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from poise.cli import INTERRUPTED
-from poise.cli.experiment import experiment_options, read_experiment
-from poise.cli.options import FILE, examples, force_option, json_option, print_json, with_options
+from poise.cli.experiment import check_rows, check_rows_ending, experiment_options, per_job_option, read_experiment
+from poise.cli.options import FILE, FOLDER, examples, force_option, json_option, print_json, with_options
 from poise.cli.output import check_report, show_notes, show_table, watching
 from poise.cli.outside import find_policy
-from poise.cli.parallel import spread, workers_for
-from poise.cli.sweep import MOST_SEEDS, CellStart, Sweep, parse_loads, sweep
-from poise.lab.analysis.summary import Summary
-from poise.lab.experiment import Experiment
-from poise.lab.experiment import simulate as run_simulation
+from poise.cli.sweep import SweepRequest, parse_loads, sweep
+from poise.lab.analysis.run_tables import per_job_table
+from poise.lab.columns import Table
+from poise.lab.comparison import PolicyRuns, joined, split_policies
+from poise.lab.experiment import Experiment, SimulatedRun
+from poise.lab.output_files import check_folder, make_folder, run_folders, write_comparison
+from poise.lab.parallel import spread, workers_for
 from poise.lab.report.comparison import ComparedRun, comparison_page, table
-from poise.lab.traces.schema import Trace
+from poise.lab.report.notes import comparison_notes
+from poise.lab.sweep.cells import MOST_SEEDS
+from poise.lab.sweep.state import CellStart
 from poise.lab.traces.synthetic import demo_trace
 from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.model.errors import RequestError
@@ -35,6 +39,9 @@ _OPTIONS = (
     click.argument("trace"),
     click.option("--policies", required=True, help="Policies, separated by commas: fifo,tiresias:limits=300/900,promote=8."),
     experiment_options,
+    click.option("--out", type=FOLDER,
+        help="Write journal, summary and jobs of each policy to a folder of its own in a directory."),
+    per_job_option,
     click.option("--html", type=FILE, help="Write a report with figures to a file."),
     force_option,
     click.option("--loads", metavar="LIST", help="Sweep: every policy at each of these loads, e.g. 0.5,1,2."),
@@ -53,11 +60,8 @@ _OPTIONS = (
 def compare(
     trace: str,
     policies: str,
-    html: Path | None,
     loads: str | None,
     seeds: int | None,
-    state: Path | None,
-    fresh: bool,
     **options: Any,  # noqa: ANN401
 ) -> int:
     """Run TRACE under several policies and show them side by side.
@@ -65,51 +69,79 @@ def compare(
     With --loads or --seeds it is a sweep: every policy at every load with every seed, on the cores there are. Ctrl-C
     stops it, and the same command goes on from there.
     """
-    check_report(html, force=options.pop("force"), quiet=options["quiet"])
+    files = ComparedFiles(options["out"], options["per_job"], options["html"])
+    state, fresh = options["state"], options["fresh"]
+    check_rows_ending(files.per_job)
+    check_report(files.html, force=options["force"], quiet=options["quiet"])
     names = split_policies(policies)
     if loads is not None or seeds is not None:
         if loads is not None and options["load"] != 1:
             raise RequestError("--load and --loads say different things of the same trace; give one of the two")
-        factors = parse_loads(str(options["load"]), "--load") if loads is None else parse_loads(loads)
-        asked = Sweep(factors, seeds or 1, state, CellStart.FRESH if fresh else CellStart.RESUME)
-        return sweep(trace, names, asked, html, options)
+        if files.out is not None or files.per_job is not None:
+            raise RequestError(f"{'--out' if files.out else '--per-job'} is not for sweeps; leave out --loads and --seeds")
+        factors = parse_loads(str(options["load"]), "load") if loads is None else parse_loads(loads)
+        asked = SweepRequest(factors, seeds or 1, state, CellStart.FRESH if fresh else CellStart.RESUME)
+        return sweep(trace, names, asked, files.html, options)
     if state is not None or fresh:
         raise RequestError(f"{'--state' if state else '--fresh'} is for sweeps; give --loads or --seeds too")
-    return _compare(trace, names, html, options)
+    return _compare(trace, names, files, options)
 
 
-def _compare(trace: str, names: list[str], html: Path | None, options: dict[str, Any]) -> int:
+@dataclass(frozen=True, slots=True)
+class ComparedFiles:
+    """What to write: a folder per run, one row per job, the report."""
+
+    out: Path | None
+    per_job: Path | None
+    html: Path | None
+
+
+def _compare(trace: str, names: list[str], files: ComparedFiles, options: dict[str, Any]) -> int:
+    quiet, force, as_json = options["quiet"], options["force"], options["as_json"]
+    replaced = check_folder("--out", files.out, force=force)
     request = read_experiment(trace, options, names[0])
     experiments = [replace(request.experiment, policy=name) for name in names]
     for experiment in experiments:
         find_policy(experiment.policy)
         experiment.effective_policy()
-    show_notes(request.notes, quiet=request.quiet)
-    runs = run_all(request.trace, experiments, quiet=request.quiet)
+    make_folder("--out", files.out)
+    replaced += check_rows(files.per_job, force=force)  # it may lie in the folder that was just made
+    show_notes([*request.notes, *replaced], quiet=quiet)
+    folders = {} if files.out is None else run_folders(files.out, names)
+    finish = _with_rows if files.per_job is not None else _without_rows
+    done = run_all(PolicyRuns(request.trace, finish, folders), experiments, quiet=quiet)
+    runs = [run for run, _ in done]
     summaries = [run.summary for run in runs]
-    show_notes(list(_notes_after(summaries)), quiet=request.quiet)
+    if files.out is not None:
+        write_comparison(files.out, summaries)
+    if files.per_job is not None:
+        joined([(run.summary.policy, rows) for run, rows in done]).write(files.per_job)
+    show_notes(list(comparison_notes(summaries)), quiet=quiet)
     title = f"{request.trace.name} on {request.experiment.cluster}"
     try:
-        if request.as_json:
+        if as_json:
             print_json([summary.document() for summary in summaries])
         else:
             show_table(table(summaries), title)
     finally:  # the report is written even if the reader of the table has gone
-        if html is not None:
+        if files.html is not None:
             intro = f"{counted(len(request.trace.jobs), 'job')} of {title}."
-            html.write_text(comparison_page(title, intro, runs), encoding="utf-8")
-    if html is not None and not request.as_json:
-        click.echo(f"report: {html}")
+            files.html.write_text(comparison_page(title, intro, runs), encoding="utf-8")
+    if files.html is not None and not as_json:
+        click.echo(f"report: {files.html}")
     return conclude(runs, names)
 
 
-def _notes_after(summaries: Sequence[Summary]) -> Iterator[str]:
-    rejected = max((summary.rejected for summary in summaries), default=0)
-    if rejected:
-        yield f"jobs that can never run here were rejected, {rejected:,} of them; `poise simulate` says why"
-    unfinished = max((summary.unfinished for summary in summaries if not summary.partial), default=0)
-    if unfinished:
-        yield f"jobs had not ended when their run did, up to {unfinished:,} in a run; means leave them out"
+Compared = tuple[ComparedRun, Table]
+"""A run for the table and the report, and its jobs for --per-job."""
+
+
+def _with_rows(done: SimulatedRun) -> Compared:
+    return ComparedRun.of(done.summary, done.history, done.measured), per_job_table(done.history, done.measured)
+
+
+def _without_rows(done: SimulatedRun) -> Compared:
+    return ComparedRun.of(done.summary, done.history, done.measured), Table({})
 
 
 def conclude(runs: Sequence[ComparedRun], names: Sequence[str]) -> int:
@@ -120,47 +152,19 @@ def conclude(runs: Sequence[ComparedRun], names: Sequence[str]) -> int:
     return INTERRUPTED
 
 
-def split_policies(text: str) -> list[str]:
-    """`fifo,tiresias:limits=300/900,promote=8,srtf`: a part with `=` but no `:` continues the policy before it."""
-    names: list[str] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        if "=" in part and ":" not in part and names:
-            names[-1] += f",{part}"
-        else:
-            names.append(part)
-    if not names:
-        raise RequestError("--policies: expected at least one name, e.g. fifo,srtf,tiresias")
-    return names
-
-
-def run_all(trace: Trace, experiments: Sequence[Experiment], *, quiet: bool) -> list[ComparedRun]:
+def run_all(runs: PolicyRuns[Compared], experiments: Sequence[Experiment], *, quiet: bool) -> list[Compared]:
     """Run the experiments on all cores. After an interruption, those that finished; on one core, the last one is partial."""
     if workers_for(len(experiments)) > 1:
         with watching("policies", len(experiments), quiet=quiet) as watch:
-            done = dict(spread(_simulate, experiments, watch, initialize=_initialize, arguments=(trace,)))
+            done = dict(spread(runs.run, experiments, watch))
         return [done[place] for place in sorted(done)]
-    runs: list[ComparedRun] = []
+    found: list[Compared] = []
     for experiment in experiments:
-        with watching(experiment.policy, len(trace.jobs), quiet=quiet) as watch:
-            outcome = run_simulation(trace, experiment, watch=watch)
-        runs.append(ComparedRun.of(outcome.summary, outcome.history, outcome.measured))
-        if outcome.summary.partial:
+        with watching(experiment.policy, len(runs.trace.jobs), quiet=quiet) as watch:
+            found.append(runs.run(experiment, watch))
+        if found[-1][0].summary.partial:
             break
-    return runs
-
-
-_trace: Trace
-"""The trace of a worker process: handed over once, not with every task."""
-
-
-def _initialize(trace: Trace) -> None:
-    global _trace
-    _trace = trace
-
-
-def _simulate(experiment: Experiment) -> ComparedRun:
-    outcome = run_simulation(_trace, experiment)
-    return ComparedRun.of(outcome.summary, outcome.history, outcome.measured)
+    return found
 
 
 CLUSTER = "k80:8,p100:8,v100:8"
@@ -180,7 +184,8 @@ def demo(html: Path, force: bool, as_json: bool, quiet: bool) -> int:
     check_report(html, force=force, quiet=quiet)
     trace = demo_trace()
     base = Experiment(parse_cluster(CLUSTER))
-    runs = run_all(trace, [replace(base, policy=name) for name in POLICIES], quiet=quiet)
+    experiments = [replace(base, policy=name) for name in POLICIES]
+    runs = [run for run, _ in run_all(PolicyRuns(trace, _without_rows, {}), experiments, quiet=quiet)]
     summaries = [run.summary for run in runs]
     tenants = len({each.job.tenant for each in trace.jobs})
     title = f"{len(trace.jobs)} jobs of {tenants} tenants on {CLUSTER}"

@@ -1,31 +1,21 @@
-"""What commands print and write: tables and notes; a progress bar that Ctrl-C ends cleanly; files of results.
+"""What commands print: tables and notes; a progress bar that Ctrl-C ends cleanly."""
 
-Where results go is checked before any work is done, so that no run is lost and nothing else is overwritten: what an earlier
-run wrote is replaced, and a note says so; anything else that is in the way is left alone, unless --force is given.
-"""
-
-import os
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from math import inf
 from pathlib import Path
-from time import monotonic
 from types import FrameType
-from typing import Self
 
 import click
 from rich.box import SIMPLE
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
-from poise.lab.report.page import GENERATOR, HtmlTable
-from poise.scheduler.model.errors import RequestError
+from poise.lab.progress import Bar
+from poise.lab.report.page import HtmlTable
 
 _EDGE, _BETWEEN = 1, 3
 """Characters that a table takes besides its cells: in all, and per column."""
@@ -80,44 +70,8 @@ def _width(lengths: Sequence[int], columns: Sequence[int]) -> int:
 
 # Progress on stderr for work that takes more than a second, and a clean stop on Ctrl-C.
 
-PATIENCE = 1.0
-"""Seconds before a bar appears."""
 EVERY = 512
 """Calls of a watch between two looks at the clock."""
-
-
-class Bar:
-    """A progress bar that appears once the work has taken a second. Nothing is drawn if stderr is no terminal."""
-
-    def __init__(self, title: str, total: int, *, quiet: bool) -> None:
-        self._progress = Progress(
-            TextColumn(title),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-            disable=quiet or not sys.stderr.isatty(),
-        )
-        self._task = self._progress.add_task(title, total=total)
-        self._shows_from = monotonic() + PATIENCE
-        self._shown = False
-
-    def update(self, done: int) -> None:
-        """Show how much is done."""
-        if not self._shown and monotonic() >= self._shows_from:
-            self._progress.start()
-            self._shown = True
-        if self._shown:
-            self._progress.update(self._task, completed=done)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        if self._shown:
-            self._progress.stop()
 
 
 class Watch:
@@ -158,86 +112,8 @@ def watching(title: str, total: int, *, quiet: bool) -> Iterator[Watch]:
             signal.signal(signal.SIGINT, before)
 
 
-# Files of results.
-
-COLUMNS = (
-    "job", "tenant", "gpus", "submitted", "started", "finished", "jct", "rho", "preemptions",
-    "gpu_seconds", "wait_fair_share", "wait_fragmentation", "wait_capacity", "status",
-)  # fmt: skip
-"""Columns of --per-job."""
-_RECOGNISED = 4096
-"""Bytes of a file by which its kind is recognised."""
-
-
-class OutputKind(Enum):
-    """Files that commands write, each with the bytes by which it is recognised."""
-
-    REPORT = f'name="generator" content="{GENERATOR}"'.encode()
-    ROWS_CSV = ",".join(COLUMNS[:6]).encode()
-    ROWS_JSON = f'[\n {{\n  "{COLUMNS[0]}":'.encode()
-    JOURNAL = b'{"journal":'
-
-
-def check_writable(option: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written: its folder must be there, and allow it."""
-    if path is None:
-        return
-    if not os.path.isdir(path.parent):
-        raise RequestError(f"{option} {path}: there is no folder {path.parent}")
-    if not os.access(path if os.path.exists(path) else path.parent, os.W_OK):
-        raise RequestError(f"{option} {path}: cannot be written: permission denied")
-
-
-def check_file(option: str, path: Path | None, kind: OutputKind, *, force: bool) -> list[str]:
-    """Refuse a file that cannot be written, or that is there and of another kind; the notes on one that is replaced."""
-    check_writable(option, path)
-    if path is None or not path.is_file() or not (begin := _beginning(path)):  # a device, a pipe, nothing, or an empty file
-        return []
-    if kind.value in begin:
-        return [f"{option} {path}: replaces what an earlier run wrote"]
-    if not force:
-        raise RequestError(f"{option} {path}: there is a file of another kind; name another one, or add --force")
-    return [f"{option} {path}: replaces a file of another kind"]
-
-
 def check_report(path: Path | None, *, force: bool, quiet: bool) -> None:
     """Check the file of --html, and say if it is replaced."""
+    from poise.lab.output_files import OutputKind, check_file  # verbs of a live service print tables, and write no files
+
     show_notes(check_file("--html", path, OutputKind.REPORT, force=force), quiet=quiet)
-
-
-def check_folder(option: str, path: Path | None, *, force: bool) -> list[str]:
-    """Refuse a folder that holds something, but no run; the notes on one whose run is replaced."""
-    if path is None or not path.is_dir():
-        return []
-    from poise.engine.journal import NAME  # most verbs print, and need no journal
-
-    journal = path / NAME
-    try:
-        names = sorted(os.listdir(path))
-        is_run = journal.is_file() and _beginning(journal).startswith(OutputKind.JOURNAL.value)
-    except OSError as error:
-        raise RequestError(f"{option} {path}: cannot be read: {error.strerror or error}") from None
-    if not names:
-        return []
-    if is_run:
-        return [f"{option} {path}: replaces what an earlier run wrote"]
-    if not force:
-        raise RequestError(f"{option} {path}: holds {names[0]} and no run; name a new folder, or add --force")
-    return [f"{option} {path}: writes into a folder that holds other things"]
-
-
-def make_folder(option: str, path: Path | None) -> None:
-    """Make a folder, and those above it, unless it is there."""
-    if path is None:
-        return
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RequestError(f"{option} {path}: cannot be made: {error.strerror or error}") from None
-    if not os.access(path, os.W_OK):
-        raise RequestError(f"{option} {path}: cannot be written: permission denied")
-
-
-def _beginning(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(_RECOGNISED)

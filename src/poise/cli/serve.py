@@ -12,15 +12,14 @@ from click.core import ParameterSource
 from poise.cli.options import (
     DURATION,
     Command,
-    check_round,
     choice_of,
     json_flag,
     print_json,
-    read_cluster,
     with_options,
 )
 from poise.cli.outside import find_policy
-from poise.scheduler.core.settings import Cadence, RetryRule, Settings
+from poise.lab.clusters import read_cluster
+from poise.scheduler.core.settings import Cadence, RetryRule, Settings, check_round
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.placement.strategies import PLACEMENTS, placement_named
 from poise.scheduler.policies.catalogue import policy_named

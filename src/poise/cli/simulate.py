@@ -1,8 +1,5 @@
 """`poise simulate`: one policy over a trace. `poise replay`: the core run again from a journal."""
 
-import csv
-import json
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -11,39 +8,20 @@ from rich.box import SIMPLE
 from rich.table import Table as RichTable
 
 from poise.cli import INTERRUPTED
-from poise.cli.experiment import experiment_options, read_experiment
+from poise.cli.experiment import check_rows, check_rows_ending, experiment_options, per_job_option, read_experiment
 from poise.cli.options import FILE, FOLDER, force_option, json_option, print_json
-from poise.cli.output import (
-    COLUMNS,
-    OutputKind,
-    check_file,
-    check_folder,
-    console,
-    make_folder,
-    show_notes,
-    watching,
-)
+from poise.cli.output import console, show_notes, watching
 from poise.engine.assembly import replay_journal
 from poise.engine.journal import NAME
+from poise.lab.analysis.run_tables import per_job_table
 from poise.lab.analysis.summary import Summary
-from poise.lab.experiment import SimulationResult
 from poise.lab.experiment import simulate as run_simulation
-from poise.lab.report.comparison import cell
+from poise.lab.output_files import OutputKind, check_file, check_folder, make_folder, write_run
+from poise.lab.report.comparison import ComparedRun
+from poise.lab.report.notes import run_notes
+from poise.lab.report.simulation import simulation_page, summary_rows
 from poise.lab.traces.synthetic import HELP, KNOBS, SYNTHETIC
-from poise.scheduler.model.errors import RequestError
 from poise.scheduler.model.units import counted
-
-SHOWN = 3
-"""Rejections and remarks that are shown; the others are counted."""
-_ROWS = (
-    ("jobs", "jobs"), ("finished", "finished"), ("failed", "failed"), ("cancelled", "cancelled"), ("rejected", "rejected"),
-    ("unfinished", "unfinished"), ("average JCT", "avg_jct"), ("median JCT", "median_jct"), ("p99 JCT", "p99_jct"),
-    ("makespan", "makespan"), ("GPUs in use", "utilisation"), ("GPU-hours", "gpu_hours"), ("preemptions", "preemptions"),
-    ("migrations", "migrations"), ("restarts", "restarts"), ("worst ρ", "worst_rho"), ("mean ρ", "mean_rho"),
-    ("unfair jobs", "unfair_fraction"), ("Jain's index", "jain"), ("decisions", "decisions"), ("CPU seconds", "cpu_seconds"),
-)  # fmt: skip
-"""Headings of the summary, and its fields."""
-_ONLY_IF_ANY = {"failed", "cancelled", "rejected", "unfinished", "restarts"}
 
 EPILOG = """\b
 Examples:
@@ -59,13 +37,15 @@ Examples:
 @click.option("--policy", default="fifo", show_default=True, help="NAME, NAME:key=value,..., NAME+COMBINATOR.")
 @experiment_options
 @click.option("--out", type=FOLDER, help="Write journal, summary and jobs to a directory.")
-@click.option("--per-job", type=FILE, help="Write one row a job: .csv or .json.")
+@per_job_option
+@click.option("--html", type=FILE, help="Write a report with figures to a file.")
 @force_option
 def simulate(
     trace: str,
     policy: str,
     out: Path | None,
     per_job: Path | None,
+    html: Path | None,
     force: bool,
     **options: Any,  # noqa: ANN401
 ) -> int:
@@ -77,47 +57,37 @@ def simulate(
         show_knobs(as_json=options["as_json"])
         return 0
     quiet = options["quiet"]
-    if per_job is not None and per_job.suffix not in (".csv", ".json"):
-        raise RequestError(f"--per-job {per_job}: expected a file that ends in .csv or .json")
+    check_rows_ending(per_job)
     replaced = check_folder("--out", out, force=force)
     request = read_experiment(trace, options, policy)
     make_folder("--out", out)
-    kind = OutputKind.ROWS_JSON if per_job is not None and per_job.suffix == ".json" else OutputKind.ROWS_CSV
-    replaced += check_file("--per-job", per_job, kind, force=force)  # it may lie in the folder that was just made
+    replaced += check_rows(per_job, force=force)  # it may lie in the folder that was just made
+    replaced += check_file("--html", html, OutputKind.REPORT, force=force)
     show_notes([*request.notes, *replaced], quiet=quiet)
     journal = None if out is None else out / NAME
     with watching(policy, len(request.trace.jobs), quiet=quiet) as watch:
         outcome = run_simulation(request.trace, request.experiment, journal=journal, watch=watch)
-    show_notes(_notes_after(outcome), quiet=quiet)
+    show_notes(run_notes(outcome.history, outcome.summary), quiet=quiet)
+    jobs = per_job_table(outcome.history, outcome.measured)
     if out is not None:
-        # CPU times stay out of the directory, so that equal runs leave equal bytes.
-        summary = json.dumps(outcome.summary.repeatable(), indent=1, allow_nan=False)
-        (out / "summary.json").write_text(summary + "\n", encoding="utf-8")
-        write_per_job(out / "jobs.csv", outcome)
+        write_run(out, outcome.summary, jobs)
     if per_job is not None:
-        write_per_job(per_job, outcome)
-    if request.as_json:
-        print_json(outcome.summary.document())
-    else:
-        show_summary(outcome.summary)
+        jobs.write(per_job)
+    try:
+        if options["as_json"]:
+            print_json(outcome.summary.document())
+        else:
+            show_summary(outcome.summary)
+    finally:  # the report is written even if the reader of the summary has gone
+        if html is not None:
+            run = ComparedRun.of(outcome.summary, outcome.history, outcome.measured)
+            html.write_text(simulation_page(run), encoding="utf-8")
+    if html is not None and not options["as_json"]:
+        click.echo(f"report: {html}")
     if outcome.summary.partial:
         click.echo("poise: interrupted; these results are partial", err=True)
         return INTERRUPTED
     return 0
-
-
-def _notes_after(outcome: SimulationResult) -> list[str]:
-    """Jobs that can never run here, remarks of the policy (the first few of each), and jobs that are in no mean."""
-    rejections, remarks, summary = outcome.history.rejections, outcome.history.remarks, outcome.summary
-    notes = [f"job {job!r} was rejected: it {reason}" for job, reason in rejections[:SHOWN]]
-    if len(rejections) > SHOWN:
-        notes.append(f"and {counted(len(rejections) - SHOWN, 'more rejection')}; --per-job lists them")
-    notes += [f"at {time:g} s: {text}" for time, text in remarks[:SHOWN]]
-    if len(remarks) > SHOWN:
-        notes.append(f"and {counted(len(remarks) - SHOWN, 'more remark')}; --out DIR writes them into the journal")
-    if summary.unfinished and not summary.partial:
-        notes.append(f"{counted(summary.unfinished, 'job')} had not ended when the run did; means leave them out")
-    return notes
 
 
 def show_summary(summary: Summary) -> None:
@@ -126,44 +96,11 @@ def show_summary(summary: Summary) -> None:
     table = RichTable(show_header=False, box=SIMPLE)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    for heading, key in _ROWS:
-        if key not in _ONLY_IF_ANY or getattr(summary, key):
-            table.add_row(heading, cell(summary, key))
+    for row in summary_rows(summary):
+        table.add_row(*row)
     console().print(table)
     if summary.partial:
         click.echo("These results are partial: the run was interrupted.", err=True)
-
-
-def per_job_rows(outcome: SimulationResult) -> list[dict[str, object]]:
-    """One row for each job of the trace in order of submission; what never happened is None."""
-    ends = {life.id: place for place, life in enumerate(outcome.measured.jobs)}
-    found: list[dict[str, object]] = []
-    for life in outcome.history.jobs.values():
-        place = ends.get(life.id)
-        has_ended = place is not None
-        jct = float(outcome.measured.jcts[place]) if has_ended else None
-        rho = float(outcome.measured.rhos[place]) if has_ended else None
-        values = (
-            life.id, life.tenant, life.gpus, life.submitted, _finite(life.started), life.ended if has_ended else None,
-            jct, _finite(rho), life.preemptions, life.gpu_seconds, *life.waited, life.status.name.lower(),
-        )  # fmt: skip
-        found.append(dict(zip(COLUMNS, values, strict=True)))
-    return found
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and isfinite(value) else None
-
-
-def write_per_job(path: Path, outcome: SimulationResult) -> None:
-    """Write one row per job, as JSON or CSV by the ending of the file."""
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        if path.suffix == ".json":
-            json.dump(per_job_rows(outcome), stream, allow_nan=False, indent=1)
-            return
-        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(per_job_rows(outcome))
 
 
 def show_knobs(*, as_json: bool) -> None:

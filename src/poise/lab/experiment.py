@@ -25,7 +25,7 @@ from poise.lab.traces.schema import Trace
 from poise.scheduler.core.settings import Cadence, Settings
 from poise.scheduler.model.action import JournalEntry
 from poise.scheduler.model.cluster import MOST_GPUS, Cluster
-from poise.scheduler.model.errors import RequestError
+from poise.scheduler.model.errors import OptionError, RequestError
 from poise.scheduler.model.job import Job
 from poise.scheduler.policies.catalogue import Capability, capabilities_of, with_combinators
 from poise.scheduler.throughput.speeds import Speeds
@@ -67,7 +67,7 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulationResult:
+class SimulatedRun:
     """What came of a simulation."""
 
     summary: Summary
@@ -77,7 +77,7 @@ class SimulationResult:
 
 def simulate(
     trace: Trace, experiment: Experiment, *, journal: Path | None = None, watch: Callable[[int], bool] = lambda _ended: True
-) -> SimulationResult:
+) -> SimulatedRun:
     """Run a trace under an experiment.
 
     journal   file to write the journal to
@@ -119,7 +119,7 @@ def simulate(
     labels = SummaryLabels(experiment.policy, trace.name, str(experiment.cluster), experiment.seed, len(trace.jobs))
     rounds = None if experiment.settings.cadence is Cadence.EVENTS else experiment.settings.round
     summary = summarise(history, measured, labels, effort, round_seconds=rounds, partial=not complete)
-    return SimulationResult(summary, history, measured)
+    return SimulatedRun(summary, history, measured)
 
 
 def header_of(trace: Trace, experiment: Experiment) -> Header:
@@ -177,15 +177,7 @@ def _work(trace: Trace, speeds: Speeds) -> float:
 
 def scaled(trace: Trace, *, load: float, most: int | None) -> Trace:
     """Return the first `most` jobs, arriving `load` times as fast."""
-    jobs = trace.jobs[:most]
-    if load == 1.0 or not jobs:
-        return replace(trace, jobs=jobs)
-    first = jobs[0].job.submitted
-
-    def moved(job: Job) -> Job:
-        return replace(job, submitted=first + (job.submitted - first) / load)
-
-    return replace(trace, jobs=tuple(replace(each, job=moved(each.job)) for each in jobs))
+    return trace[:most].scaled(load)
 
 
 def elastic(trace: Trace) -> Trace:
@@ -208,7 +200,7 @@ def divided(trace: Trace, per_gpu: int) -> Trace:
     def divide(job: Job) -> Job:
         count = job.gpus * per_gpu
         if count > MOST_GPUS:
-            raise RequestError(f"--micro-batches: expected at most {MOST_GPUS:,} a job, got {count:,} for job {job.id!r}")
+            raise OptionError("micro_batches", f"expected at most {MOST_GPUS:,} a job, got {count:,} for job {job.id!r}")
         return replace(job, micro_batches=count, min_gpus=None, max_gpus=None)
 
     def is_settled(job: Job) -> bool:

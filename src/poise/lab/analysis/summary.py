@@ -3,13 +3,16 @@
 `measure` takes completion times and ρ of the jobs that ended, `summarise` makes the summary of them.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
 from math import ceil, isfinite
+from typing import Any
 
 import numpy as np
 
 from poise.lab.analysis.fairness import Fairness, jain, rho
 from poise.lab.analysis.history import History, JobHistory, cumulated, floats
+from poise.lab.columns import UnknownKeyError
 from poise.scheduler.model.arithmetic import Floats, dot
 from poise.scheduler.model.job import Status
 
@@ -74,6 +77,21 @@ class Summary:
     cpu_seconds: float
     policy_seconds: float
     partial: bool
+
+    def keys(self) -> tuple[str, ...]:
+        """Return the keys, so that `dict(summary)` works."""
+        return tuple(each.name for each in fields(self))
+
+    def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - the value of a field
+        if not isinstance(key, str) or key not in self.keys():
+            raise UnknownKeyError("key of a summary", str(key), self.keys())
+        return getattr(self, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self.keys())
 
     def document(self) -> dict[str, object]:
         """Return a JSON document; numbers that are not finite become None."""

@@ -134,12 +134,13 @@ def comparison_page(title: str, intro: str, runs: Sequence[ComparedRun], *, foot
         who or Section("Who held which GPU", "No job ever held a GPU."),
         Section("Completion times", figures=completion),
         Section("Fairness", figures=fairness),
-        _cluster_over_time(runs),
+        over_time(runs),
     ]
     return page(title, intro, sections, footer=footer)
 
 
-def _cluster_over_time(runs: Sequence[ComparedRun]) -> Section:
+def over_time(runs: Sequence[ComparedRun]) -> Section:
+    """GPUs in use and waiting jobs of these runs."""
     used = [Series(run.summary.policy, *run.used) for run in runs]
     waiting = [Series(run.summary.policy, *run.waiting) for run in runs]
     text = ""
@@ -149,12 +150,12 @@ def _cluster_over_time(runs: Sequence[ComparedRun]) -> Section:
         used, waiting = ([averaged(each, stretch) for each in series] for series in (used, waiting))
         text = f"Each step is the mean of {tick_labels([stretch], stretch, 'seconds')[0]}."
 
-    def over_time(series: Sequence[Series], *, title: str, y_label: str, y_unit: Unit) -> str:
+    def drawn(series: Sequence[Series], *, title: str, y_label: str, y_unit: Unit) -> str:
         time = "time since the first submission"
         return lines(series, title=title, x_label=time, y_label=y_label, shape="steps", x_unit="seconds", y_unit=y_unit)
 
     figures = (
-        over_time(used, title="GPUs in use", y_label="share of GPUs", y_unit="percent"),
-        over_time(waiting, title="Queue length", y_label="waiting jobs", y_unit="plain"),
+        drawn(used, title="GPUs in use", y_label="share of GPUs", y_unit="percent"),
+        drawn(waiting, title="Queue length", y_label="waiting jobs", y_unit="plain"),
     )
     return Section("The cluster over time", text, figures=figures)

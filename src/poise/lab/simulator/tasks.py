@@ -18,7 +18,7 @@ from math import inf, nan
 from poise.lab.simulator.runs import SimulatedJob, SimulatedRun, TaskStep
 from poise.scheduler.model.action import Compute
 from poise.scheduler.model.cluster import Holding, bits, gpu_count, merged
-from poise.scheduler.model.errors import InvariantError, RequestError, UnknownNameError
+from poise.scheduler.model.errors import InvariantError, OptionError, UnknownNameError
 from poise.scheduler.model.event import Computed, Event, Progressed, Stopped, Synchronised
 from poise.scheduler.model.job import Job
 from poise.scheduler.model.topology import Topology
@@ -197,9 +197,9 @@ def parse_switching(spec: str) -> Switching | None:
         except ValueError:
             value = nan
         if not _LEAST[name] <= value < inf:
-            raise RequestError(f"--switching {name}: expected a number of at least {_LEAST[name]:g}, got {text[:50]!r}")
+            raise OptionError("switching", f"{name}: expected a number of at least {_LEAST[name]:g}, got {text[:50]!r}")
         if name == "keep" and value != int(value):
-            raise RequestError(f"--switching keep: expected a whole number of jobs, got {text[:50]!r}")
+            raise OptionError("switching", f"keep: expected a whole number of jobs, got {text[:50]!r}")
         given[name] = value
     return replace(Switching(**given), keep=int(given.get("keep", Switching().keep)))  # type: ignore[arg-type]
 

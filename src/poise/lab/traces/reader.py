@@ -105,7 +105,7 @@ class _TraceLoader:
             return
         if self._format not in (None, chosen):
             first = f"{self._format.name if self._format else ''} ({self._parts[0].path})"
-            got = f"{first} and {chosen.name} ({found.path}); choose with --format"
+            got = f"{first} and {chosen.name} ({found.path}); choose a format"
             raise TraceError(Where(self._source), f"expected files of one format, got {got}")
         self._format = chosen
         # Whether ids need a prefix is known only when a second file is there: the first goes without until then.

@@ -4,9 +4,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
-from poise.scheduler.model.errors import RequestError
+from poise.scheduler.model.errors import OptionError, RequestError
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.model.workload import Filling
+
+SHORTEST_ROUND = 0.001
+"""Seconds; as calendar timestamps, the ends of shorter rounds would coincide."""
+
+
+def check_round(length: float) -> None:
+    """Refuse a round that is too short."""
+    if length < SHORTEST_ROUND:
+        raise OptionError("round", f"expected at least {SHORTEST_ROUND} seconds, got {length}")
 
 
 class Cadence(StrEnum):

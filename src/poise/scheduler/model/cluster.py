@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from poise.scheduler.model.errors import ClusterError
+from poise.scheduler.model.units import counted
 
 GPUS_PER_NODE = 4
 MOST_GPUS = 1_000_000
@@ -86,7 +87,7 @@ class Node:
     rack: str = "rack-0"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cluster:
     """Nodes in a fixed order; GPU types in order of first appearance. Only a live service may have none yet (`populated`).
 
@@ -99,6 +100,7 @@ class Cluster:
     prices: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "nodes", tuple(self.nodes))  # a list does as well
         if len({node.name for node in self.nodes}) < len(self.nodes):
             raise ClusterError("two nodes of the cluster have the same name")
         for node in self.nodes:
@@ -118,6 +120,10 @@ class Cluster:
     def gpus_of(self, gpu_type: str) -> int:
         """Number of GPUs of one type."""
         return sum(node.gpus for node in self.nodes if node.gpu_type == gpu_type)
+
+    def __repr__(self) -> str:
+        nodes, racks = len(self.nodes), len({node.rack for node in self.nodes})
+        return f"Cluster({self}: {counted(self.gpus, 'GPU')} on {counted(nodes, 'node')} in {counted(racks, 'rack')})"
 
     def __str__(self) -> str:
         sizes: dict[str, list[int]] = {}

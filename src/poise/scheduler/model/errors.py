@@ -3,6 +3,7 @@
 PoiseError
 ├── RequestError          the request is wrong: the command line ends with exit code 2
 │   ├── UnknownNameError  a name that is not in a catalogue; carries the nearest known ones
+│   ├── OptionError       a value that an option does not take, or options that contradict each other
 │   ├── ClusterError      a cluster specification that does not describe a cluster
 │   ├── ThroughputError   a throughput table that cannot be read, or lacks what a job needs
 │   └── TraceError        a trace that cannot be read: which file, line, field, and what was expected
@@ -18,7 +19,7 @@ A message names the thing, the value and the remedy, on one line.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -44,6 +45,27 @@ class UnknownNameError(RequestError):
     def __reduce__(self) -> tuple[type[Self], tuple[str, str, tuple[str, ...], str]]:
         """Rebuild from the arguments, so that the error can be pickled by a worker process."""
         return type(self), self._made_of
+
+
+class OptionError(RequestError):
+    """A value that an option does not take, or options that contradict each other.
+
+    names   the options as Python spells them, such as `restart_overhead`; `spelled` writes the message with other spellings
+    """
+
+    def __init__(self, names: str | tuple[str, ...], problem: str) -> None:
+        self.names = (names,) if isinstance(names, str) else names
+        self._problem = problem
+        super().__init__(self.spelled(str))
+
+    def spelled(self, spell: Callable[[str], str]) -> str:
+        """Return the message, the names of options written as `spell` has them."""
+        names = " and ".join(map(spell, self.names))
+        return f"{names}{':' if len(self.names) == 1 else ''} {self._problem}"
+
+    def __reduce__(self) -> tuple[type[Self], tuple[tuple[str, ...], str]]:
+        """Rebuild from the arguments, so that the error can be pickled by a worker process."""
+        return type(self), (self.names, self._problem)
 
 
 class ClusterError(RequestError):

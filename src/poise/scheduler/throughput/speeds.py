@@ -290,7 +290,7 @@ def _own_rate(table: Throughputs, job: Job) -> float:
         meant = f" (known batch sizes: {', '.join(sizes)})" if sizes else f" (nearest: {near})" if near else ""
         raise ThroughputError(
             f"job {job.id!r}: the throughput table {table.name!r} does not know model {job.model!r}{batch}"
-            f"{meant}; give a table that has it (--throughputs FILE), or the job's duration"
+            f"{meant}; give a throughput table that has it, or the job's duration"
         )
     return min(job.steps / job.duration, MOST_RATE) if job.steps and job.duration else 1.0
 

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import yaml
 
+from poise.lab.clusters import unreadable
 from poise.scheduler.model.errors import RequestError, UnknownNameError, Where
 from poise.scheduler.model.units import parse_seconds
 from poise.service.wire import draft
@@ -331,14 +332,6 @@ def _composed(text: str, file: str) -> Any:  # noqa: ANN401 - PyYAML has no type
     except RecursionError:
         problem = "nested too deeply; that is no job file"
     raise RequestError(f"{Where(file, line)}: {problem}")
-
-
-def unreadable(error: yaml.reader.ReaderError) -> str:
-    """The message about a character that YAML does not allow."""
-    code = error.character if isinstance(error.character, int) else 0
-    if 0xD800 <= code <= 0xDFFF:  # bytes of standard input that are not UTF-8 arrive as surrogates
-        return "not UTF-8 text"
-    return f"not YAML: it holds the control character U+{code:04X}; take it out"
 
 
 class _YamlReader:

@@ -25,6 +25,7 @@
 The last four are what the world does to the job; a scheduler does not see them. Any other column is an error.
 """
 
+import csv
 import difflib
 import json
 import math
@@ -284,15 +285,38 @@ _DEFAULTS = {each.name: each.default for each in fields(Job)}
 def write_trace(trace: Trace, stream: TextIO) -> None:
     """Write the jobs as JSON lines, so that reading them gives the same jobs; what has its default value is left out."""
     for each in trace.jobs:
-        job = each.job
-        row: dict[str, Any] = {"job": job.id, "submitted": job.submitted, "gpus": job.gpus}
-        row |= {name: value for name in _WRITTEN if (value := getattr(job, name)) != _DEFAULTS[name]}
-        if each.outcome is not JobOutcome.PASSED:
-            row["outcome"] = str(each.outcome)
-        if each.failures:
-            row["failures"] = each.failures
-        if each.broken:
-            row["broken"] = True
-        if each.loss is not None:
-            row["loss"] = each.loss
-        stream.write(json.dumps(row, allow_nan=False) + "\n")
+        stream.write(json.dumps(row_of(each), allow_nan=False) + "\n")
+
+
+def write_csv(trace: Trace, stream: TextIO) -> None:
+    """Write the jobs as CSV, so that reading them gives the same jobs; only columns that a job has a value in are there."""
+    rows = [row_of(each) for each in trace.jobs]
+    used = {name for row in rows for name in row}
+    writer = csv.DictWriter(stream, [name for name in COLUMNS if name in used], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: cell_of(name, value) for name, value in row.items()} for row in rows)
+
+
+def cell_of(name: str, value: Any) -> Any:  # noqa: ANN401 - whatever a column holds
+    """Return a value as a CSV cell has it: lists as text, the inverse of the column's `decode`."""
+    if name == "failures":
+        return "/".join(f"{after}:{cause}" for after, cause in value)
+    if name in ("gpu_types", "loss"):
+        return "/".join(map(str, value))
+    return "true" if value is True else value
+
+
+def row_of(each: TraceJob) -> Record:
+    """Return a job as a row of a trace; what has its default value is left out."""
+    job = each.job
+    row: Record = {"job": job.id, "submitted": job.submitted, "gpus": job.gpus}
+    row |= {name: value for name in _WRITTEN if (value := getattr(job, name)) != _DEFAULTS[name]}
+    if each.outcome is not JobOutcome.PASSED:
+        row["outcome"] = str(each.outcome)
+    if each.failures:
+        row["failures"] = each.failures
+    if each.broken:
+        row["broken"] = True
+    if each.loss is not None:
+        row["loss"] = each.loss
+    return row
