@@ -1,11 +1,13 @@
 """The parts of the documents that are made from the code: catalogue, command line, formats, knobs, presets, codes."""
 
+import ast
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, fields
 from functools import cached_property
 from inspect import getdoc
+from pathlib import Path
 from typing import get_args
 
 import click
@@ -21,6 +23,7 @@ from poise.scheduler.model.arithmetic import Bools, Floats, Ints
 from poise.scheduler.model.job_table import JobView, Snapshot
 from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, Listing, PolicyProperty
 
+_ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
 """Columns of the help that the reference shows."""
 
@@ -172,6 +175,18 @@ def _first_paragraph(thing: object) -> str:
     return _ARRAYS.get(str(thing)) or " ".join((getdoc(thing) or "").split("\n\n")[0].split())
 
 
+def _script(words: str) -> str:
+    """An example as it is, or some of its functions and classes: `examples/live/train_jax.py advance main`."""
+    path, *names = words.split()
+    text = (_ROOT / path).read_text(encoding="utf-8")
+    if names:
+        found = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        lines = text.splitlines()
+        first = {name: min([found[name].lineno, *(each.lineno for each in found[name].decorator_list)]) for name in names}
+        text = "\n\n\n".join("\n".join(lines[first[name] - 1 : found[name].end_lineno]) for name in names)
+    return f"```text\n{text.strip()}\n```"
+
+
 _PARTS: dict[str, Callable[[str], str]] = {
     "policies": _policies,
     "systems": _systems,
@@ -186,4 +201,5 @@ _PARTS: dict[str, Callable[[str], str]] = {
     "codes": _codes,
     "attributes": _attributes,
     "names": _names,
+    "script": _script,
 }
