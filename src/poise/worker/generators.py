@@ -72,4 +72,4 @@ def text_of(tensor: Any) -> str:  # noqa: ANN401  torch.Tensor
 
 
 def _tensor(torch: Any, text: str) -> Any:  # noqa: ANN401  torch, torch.Tensor
-    return torch.tensor(list(b64decode(text)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(b64decode(text)), dtype=torch.uint8)
