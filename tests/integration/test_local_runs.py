@@ -101,6 +101,19 @@ def test_real_gpus_go_by_the_names_of_their_devices(stage: LocalStage) -> None:
     assert shown(stage, "1")["env"]["CUDA_VISIBLE_DEVICES"] == "GPU-abc,GPU-def"
 
 
+def test_secrets_of_a_jobs_environment_are_not_kept_beyond_its_run(stage: LocalStage) -> None:
+    order = stage.begun("1", WAITS, env={"WANDB_API_KEY": "s3cret"})
+    path = stage.run_dir("1") / "order.json"
+    assert json.loads(path.read_text())["environment"]["WANDB_API_KEY"] == "s3cret"
+    stage.backend.kill("1", order.epoch, "cancelled")
+    stage.wait(RunEnded, "1")
+    until(lambda: "s3cret" not in path.read_text())
+    left = json.loads(path.read_text())
+    assert {name.split("_")[0] for name in left["environment"]} == {"POISE", "MASTER"}
+    assert left["begun"] == 0.0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 def test_replica_sees_nothing_of_the_server_but_a_harmless_part_of_its_environment(stage: LocalStage) -> None:
     secrets = {"POISE_TOKEN": "s3cret", "AWS_SECRET_ACCESS_KEY": "s3cret", "SSH_AUTH_SOCK": "/tmp/agent"}
     harmless = {"PATH": os.environ["PATH"], "HOME": "/home/ann", "LANG": "C.UTF-8", "LC_TIME": "de_DE.UTF-8", "TZ": "UTC"}

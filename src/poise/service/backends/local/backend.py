@@ -671,3 +671,7 @@ class Runs:
             waiter.awaited.discard(run.key)
             if waiter.phase is Phase.WAITING and not waiter.awaited:
                 self._guarded(waiter, self._begin)
+        with suppress(
+            OSError, ValueError
+        ):  # it has no directory, the disk is full, or the job has made nonsense of the file
+            self._state.forget_environment(*run.key)

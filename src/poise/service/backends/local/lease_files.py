@@ -91,7 +91,7 @@ def open_run(path: str) -> int:
 def put(folder: int, name: str, fields: Fields, *, forced: bool = True) -> None:
     """Replace a file atomically: readers see the old or the new version, also after a power failure if it is `forced`.
 
-    A file in LASTING is certain to have the new version after a power failure once this returns.
+    A file in LASTING is certain to have the new version after a power failure once this returns, if it is forced.
     """
     text = json.dumps({"version": VERSION, **fields}, allow_nan=False).encode()
     part = f"{name}.part"
@@ -105,7 +105,7 @@ def put(folder: int, name: str, fields: Fields, *, forced: bool = True) -> None:
             os.fsync(handle)
     finally:
         os.close(handle)
-    if name in LASTING:
+    if forced and name in LASTING:
         replace_durably(part, name, folder=folder)
     else:
         os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)

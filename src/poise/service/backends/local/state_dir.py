@@ -14,13 +14,14 @@ from pathlib import Path
 from poise.durable import make_folders, sync_folder
 from poise.scheduler.model.errors import RequestError
 from poise.service.backends.local import lease_files
-from poise.service.backends.local.lease_files import Fields, get, is_there, now, open_below, put, take_lock
+from poise.service.backends.local.lease_files import ORDER, Fields, get, is_there, now, open_below, put, take_lock
 from poise.service.backends.local.processes import SCARCE
 from poise.worker.checkpoints import Checkpoints
 
 JOBS = "jobs"
 KEPT_RUNS = 3  # run directories that are kept per job, the latest ones
 TOKEN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_OWN = ("POISE_", "MASTER_")  # variables of a run that say nothing of its owner
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 
 
@@ -143,6 +144,19 @@ class StateDir:
         """Replace a file of a run."""
         with self._run(job, epoch) as folder:
             put(folder, name, fields)
+
+    def forget_environment(self, job: str, epoch: int) -> None:
+        """Leave of the environment in a run's order only what is Poise's own: the rest may hold secrets of its owner.
+
+        For a run that is over. After a power failure it may be there again. OSError: it could not be looked at.
+        """
+        with self._run(job, epoch) as folder:
+            order = get(folder, ORDER)
+            if order is not None:
+                own = order.get("environment")
+                kept = {name: text for name, text in own.items() if name.startswith(_OWN)} if isinstance(own, dict) else {}
+                rest = {name: value for name, value in order.items() if name != "inherit"}
+                put(folder, ORDER, {**rest, "environment": kept}, forced=False)
 
     def stamp(self, job: str, epoch: int, name: str) -> tuple[int, int, int] | None:
         """Return a value that changes whenever a file is replaced; None: it is missing."""
