@@ -1,9 +1,11 @@
 """Exports of Kubernetes as a trace: what pods, Jobs, Workloads and Volcano's Jobs become, alone and together.
 
-The objects are written by hand, in the fields of k8s.io/api v0.36, sigs.k8s.io/kueue v0.9 and volcano.sh/apis v1.10.
+Jobs and pods of a real API server are in tests/data/kubernetes. The other objects are written by hand, in the fields of
+k8s.io/api v0.36, sigs.k8s.io/kueue v0.9 and volcano.sh/apis v1.10.
 """
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from poise.lab.traces.schema import FailedAttempt, JobOutcome, RunAttempt, Trace
 from poise.scheduler.model.errors import TraceError
 
 Json = dict[str, Any]
+OBJECTS = Path(__file__).parents[1] / "data" / "kubernetes" / "objects.json"
 DAY = 1767312000.0
 """2026-01-02T00:00:00Z."""
 
@@ -97,6 +100,47 @@ def only(folder: Path, *objects: Json) -> TraceJob:
 
 def told(found: TraceJob) -> tuple[str, float, int, float | None, JobOutcome]:
     return found.job.id, found.job.submitted - DAY, found.job.gpus, found.job.duration, found.outcome
+
+
+def test_jobs_of_a_real_api_server_are_what_was_submitted() -> None:
+    found = {each.job.id: each for each in read_trace(str(OBJECTS)).jobs}
+    assert {name: (each.job.gpus, each.job.unit) for name, each in found.items()} == {
+        "vision/resnet": (4, 4),
+        "vision/gang": (8, 4),
+        "vision/short": (1, 1),
+        "speech/asr": (2, 1),
+        "speech/broken": (2, 2),
+    }
+    assert all(each.job.gpu_types == ("a100",) for each in found.values())
+    assert [name for name, each in found.items() if each.outcome is JobOutcome.FAILED] == ["speech/broken"]
+    assert len(found["speech/broken"].observed) == 2
+    assert found["vision/gang"].observed[0].nodes == (4, 4)
+
+
+def test_times_of_a_real_log_are_those_of_its_pods() -> None:
+    """Pods that overlap are one attempt; none of these jobs has pods that begin and end at other times and do not."""
+    pods: dict[str, list[tuple[float, float]]] = {}
+    submitted: dict[str, float] = {}
+    for each in json.loads(OBJECTS.read_text())["items"]:
+        meta, status = each["metadata"], each["status"]
+        if each["kind"] == "Job":
+            submitted[f"{meta['namespace']}/{meta['name']}"] = of(meta["creationTimestamp"])
+            continue
+        (start,) = (each["lastTransitionTime"] for each in status["conditions"] if each["type"] == "PodScheduled")
+        end = status["containerStatuses"][0]["state"]["terminated"]["finishedAt"]
+        job = f"{meta['namespace']}/{meta['ownerReferences'][0]['name']}"
+        pods.setdefault(job, []).append((of(start), of(end)))
+    for found in read_trace(str(OBJECTS)).jobs:
+        spans = sorted(pods[found.job.id])
+        if found.job.id == "speech/broken":
+            want = sum(end - start for start, end in spans)
+        else:
+            want = max(end for _, end in spans) - spans[0][0]
+        assert (found.job.submitted, found.job.duration) == (submitted[found.job.id], want)
+
+
+def of(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
 
 
 def test_pod_of_its_own_is_a_job(tmp_path: Path) -> None:
@@ -245,6 +289,13 @@ def test_gpus_are_resources_of_any_vendor(resource: str, gpus: int, tmp_path: Pa
     asking["spec"]["containers"][0]["resources"] = {"requests": {resource: 2}}
     jobs = {each.job.id: each.job.gpus for each in read(tmp_path, asking, other).jobs}
     assert jobs == {"vision/b": 1} | ({"vision/a": gpus} if gpus else {})
+
+
+def test_sidecars_hold_their_gpus_beside_the_others_and_what_runs_before_does_not(tmp_path: Path) -> None:
+    asking = pod("a", 10, 30, 90, gpus=2)
+    one = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    asking["spec"]["initContainers"] = [one | {"restartPolicy": "Always"}, one]
+    assert only(tmp_path, asking).job.gpus == 3
 
 
 def test_slice_of_a_gpu_counts_as_a_whole_one(tmp_path: Path) -> None:

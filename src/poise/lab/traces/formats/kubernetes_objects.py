@@ -226,9 +226,12 @@ def _template(spec: Record) -> Record:
 
 
 def _gpus(pod: Record) -> int:
-    """Return the GPUs of a pod: of all containers, or of the largest that comes before them."""
-    before = max((_container_gpus(each) for each in objects_in(pod, "initContainers")), default=0)
-    return max(before, sum(_container_gpus(each) for each in objects_in(pod, "containers")))
+    """Return the GPUs of a pod: of all containers and sidecars, or of the largest that comes before them."""
+    inits = objects_in(pod, "initContainers")
+    stays = [text_in(each, "restartPolicy") == "Always" for each in inits]
+    sidecars = sum(_container_gpus(each) for each, is_sidecar in zip(inits, stays, strict=True) if is_sidecar)
+    before = max((_container_gpus(each) for each, is_sidecar in zip(inits, stays, strict=True) if not is_sidecar), default=0)
+    return sidecars + max(before, sum(_container_gpus(each) for each in objects_in(pod, "containers")))
 
 
 def _container_gpus(container: Record) -> int:
