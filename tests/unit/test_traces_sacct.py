@@ -294,6 +294,12 @@ def test_attempts_are_told_apart_by_what_ended_them(tmp_path: Path) -> None:
     assert found.job.submitted == found.observed[0].start - 5
 
 
+def test_exports_may_stand_one_after_another_and_the_last_counts(tmp_path: Path) -> None:
+    running = ROW.replace("2026-01-02T03:05:15|10|COMPLETED", "Unknown|5|RUNNING")
+    waiting = ROW.replace("2026-01-02T03:05:05|2026-01-02T03:05:15|10|COMPLETED", "Unknown|Unknown|0|PENDING")
+    assert only(tmp_path, waiting, HEADER, running, HEADER, ROW, ROW) == only(tmp_path, ROW)
+
+
 def test_ids_name_their_cluster_only_where_there_are_several(tmp_path: Path) -> None:
     header = f"{HEADER}|Cluster"
     assert only(tmp_path, f"{ROW}|one", header=header).job.id == "7"

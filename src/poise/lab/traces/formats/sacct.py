@@ -18,7 +18,8 @@
 Columns may stand in any order, and others beside them. In JSON the same is read from `job_id`, `array`, `het`, `cluster`,
 `account`, `user`, `name`, `time`, `state`, `tres`, `constraints` and `allocation_nodes`.
 
-Rows of one id are the attempts of one job, which was requeued; `sacct --duplicates` prints them all.
+Rows of one id are the attempts of one job, which was requeued; `sacct --duplicates` prints them all. One that is there
+twice, by `Submit`, counts as it is last, so that exports may stand one after another in a file.
 
 duration   the run times of all attempts added up, s
 failures   attempts that failed and were followed by another: each after its run time, of the cause that its state names
@@ -59,11 +60,16 @@ STATES = (*OUTCOMES, *RUNNING, *WAITING)
 
 @dataclass(slots=True)
 class SlurmJob:
-    """The rows of one job: its attempts, and the most GPUs that a step of it had."""
+    """The rows of one job: its attempts by submission, and the most GPUs that a step of it had."""
 
-    runs: list[SlurmRun] = field(default_factory=list)
+    by_submission: dict[float, SlurmRun] = field(default_factory=dict)
     step_gpus: int = 0
     prefix: str = ""
+
+    @property
+    def runs(self) -> list[SlurmRun]:
+        """Its attempts in order."""
+        return [run for _, run in sorted(self.by_submission.items())]
 
 
 def records(source: TraceInput) -> Iterator[tuple[int, SlurmJob]]:
@@ -74,17 +80,16 @@ def records(source: TraceInput) -> Iterator[tuple[int, SlurmJob]]:
         if isinstance(run, SlurmStep):
             job.step_gpus = max(job.step_gpus, run.gpus)
         else:
-            job.runs.append(run)
+            job.by_submission[run.submitted] = run
         if len(jobs) > MOST_JOBS:
             raise source.error(run.line, None, f"expected at most {MOST_JOBS:,} jobs, got more")
     several = len({cluster for cluster, _ in jobs}) > 1
     for (cluster, _), job in jobs.items():
-        if not job.runs:
+        if not job.by_submission:
             source.count("steps left out because the log does not have their job")
             continue
-        job.runs.sort(key=lambda run: run.submitted)
         job.prefix = f"{label(cluster, 'Cluster')}/" if several and cluster else ""
-        yield min(run.line for run in job.runs), job
+        yield min(run.line for run in job.by_submission.values()), job
 
 
 def _runs(source: TraceInput) -> Iterator[SlurmRun | SlurmStep]:
@@ -94,22 +99,23 @@ def _runs(source: TraceInput) -> Iterator[SlurmRun | SlurmStep]:
 
 def job_of(slurm: SlurmJob, source: TraceInput) -> TraceJob | None:
     """Return the job of its rows; None if it has no GPU, never started or has not ended."""
-    first, last = slurm.runs[0], slurm.runs[-1]
-    for run in slurm.runs:
+    runs = slurm.runs
+    first, last = runs[0], runs[-1]
+    for run in runs:
         if run.state not in STATES:
             raise field_refusal("State", f"one of {', '.join(STATES)}", run.state)
-    gpus = last.gpus or max(run.gpus for run in slurm.runs) or slurm.step_gpus
+    gpus = last.gpus or max(run.gpus for run in runs) or slurm.step_gpus
     if not gpus:
         source.count("jobs left out because they have no GPU")
         return None
     if last.state in (*RUNNING, *WAITING):
         source.count(f"jobs left out because they {'ran' if last.state in RUNNING else 'waited'} when the log was taken")
         return None
-    attempts = _attempts(slurm.runs, source)
+    attempts = _attempts(runs, source)
     if not attempts:
         source.count("jobs left out because they never started")
         return None
-    if any(run.sliced for run in slurm.runs):
+    if any(run.sliced for run in runs):
         source.count("jobs on slices of GPUs that get whole ones")
     submitted = first.submitted
     if first.eligible is not None and submitted < first.eligible <= attempts[0].start:

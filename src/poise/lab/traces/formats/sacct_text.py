@@ -35,6 +35,8 @@ def runs(source: TraceInput) -> Iterator[SlurmRun | SlurmStep]:
     ends = header.endswith(delimiter)  # as --parsable ends its lines
     places = {name: place for place, name in enumerate(names)}
     for number, text in lines:
+        if text == header:  # of another export behind the first
+            continue
         cells = (text.removesuffix(delimiter) if ends else text).split(delimiter)
         if len(cells) != len(names):
             hint = f"leave out columns that may hold {delimiter!r}, such as JobName and Constraints, or choose a --delimiter"
