@@ -113,7 +113,7 @@ def _format(name: str) -> str:
     """What the reader of a format says of it."""
     reader = next(each for each in FORMATS if each.name == name).job_of
     text = sys.modules[reader.__module__].__doc__ or ""
-    return re.sub(r"^(\w+)   (?=\S)", r"- `\1`: ", text, flags=re.MULTILINE)
+    return re.sub(r"^(\w+) {2,}(?=\S)", r"- `\1`: ", text, flags=re.MULTILINE)
 
 
 def _knobs(_argument: str) -> str:

@@ -353,10 +353,10 @@ HEADERS = [
     ("JobID|Submit|Start|End|AllocTRES", " with the column State, got 'JobID|Submit|Start|End|AllocTRES'"),
     ("JobID|State|Start|End|AllocTRES", " with the column Submit, got"),
     ("Submit|State|Start|End|AllocTRES", " with the column JobID, got"),
-    ("JobID|Submit|State|Start|AllocTRES", " with the column ElapsedRaw, or Start and End, got"),
+    ("JobID|Submit|State|Start|ElapsedRaw|AllocTRES", " with the column End, got"),
     ("JobID|Submit|State|Start|End", " with the column AllocTRES, got"),
     ("JobID|Submit|State|State|Start|End|AllocTRES", " with each column once, not State twice, got"),
-    ("JobID           JobName  Partition", " with the column JobID, got 'JobID           JobName  Partition'"),
+    ("JobID           JobName  Partition", " with | between its columns, got 'JobID           JobName  Partition'"),
 ]
 
 

@@ -149,7 +149,7 @@ def test_unknown_format_lists_the_nearest(tmp_path: Path) -> None:
 def test_unknown_content_lists_the_formats(tmp_path: Path) -> None:
     path = tmp_path / "t"
     path.write_text("MIT License\n\nCopyright")
-    known = "poise, gavel, shockwave, tiresias, philly, philly-csv, itp, helios, alibaba"
+    known = "poise, gavel, shockwave, tiresias, philly, philly-csv, itp, helios, alibaba, sacct, kubernetes"
     assert refused(path) == f"{path}:1: expected a trace in a known format ({known}), got 'MIT License'"
 
 

@@ -7,7 +7,7 @@ from poise.lab.traces.formats.slurm_run import SlurmGpus, SlurmRun, SlurmStep, g
 from poise.lab.traces.parsing import FieldError, TraceInput, amount, field_refusal, label, shown, timestamp, whole
 
 IDS = ("JobID", "JobIDRaw")
-NEEDED = ("Submit", "State")
+NEEDED = ("Submit", "Start", "End", "State")
 COUNTS = ("AllocTRES", "ReqTRES", "AllocGRES")
 """Columns of which at least one tells the GPUs."""
 MOST_NODES = 1_000_000
@@ -49,7 +49,7 @@ def runs(source: TraceInput) -> Iterator[SlurmRun | SlurmStep]:
 
 def _delimiter(header: str) -> str:
     match = _HEADER.match(header)
-    return match["delimiter"] if match else ""
+    return match["delimiter"] if match else "|" if "|" in header else ""
 
 
 def _columns(header: str) -> list[str]:
@@ -59,13 +59,13 @@ def _columns(header: str) -> list[str]:
 
 def _missing(names: list[str]) -> str:
     """Return what a header lacks, as words for a message; empty if it has all that is needed."""
+    if not names:
+        return " with | between its columns"
     if not set(IDS) & set(names):
         return " with the column JobID"
     for name in NEEDED:
         if name not in names:
             return f" with the column {name}"
-    if not {"ElapsedRaw", "Elapsed"} & set(names) and not {"Start", "End"} <= set(names):
-        return " with the column ElapsedRaw, or Start and End"
     if not set(COUNTS) & set(names):
         return " with the column AllocTRES"
     twice = next((name for name in READ if names.count(name) > 1), None)
@@ -167,7 +167,7 @@ def _nodes(row: dict[str, str]) -> int:
 
 
 READ = (
-    *IDS, *NEEDED, *COUNTS, "JobName", "User", "Account", "Cluster", "Eligible", "Start", "End", "Elapsed", "ElapsedRaw",
-    "Constraints", "NNodes", "AllocNodes",
+    *IDS, *NEEDED, *COUNTS, "JobName", "User", "Account", "Cluster", "Eligible", "Elapsed", "ElapsedRaw", "Constraints",
+    "NNodes", "AllocNodes",
 )  # fmt: skip
 """Columns that are read. Any others may be there."""
