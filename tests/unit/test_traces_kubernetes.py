@@ -237,6 +237,15 @@ def test_jobs_of_a_cron_job_are_jobs_of_their_own(tmp_path: Path) -> None:
     assert [each.job.id for each in read(tmp_path, *jobs).jobs] == ["vision/nightly-1", "vision/nightly-2"]
 
 
+def test_pods_of_a_group_without_an_owner_are_a_gang(tmp_path: Path) -> None:
+    """Kueue's Workload of such a group is owned by its pods."""
+    pods = [pod(f"a-{rank}", 10, 30, 90) for rank in range(2)]
+    for each in pods:
+        each["metadata"]["labels"] = {"kueue.x-k8s.io/pod-group-name": "a", "app": "train"}
+    found = only(tmp_path, *pods, workload("a", 8, 30, 90, 1, 2, {"kind": "Pod", "name": "a-0", "uid": "uid-a-0"}))
+    assert told(found) == ("vision/a", 8, 2, 60, JobOutcome.PASSED)
+
+
 def test_owners_are_followed_to_the_first_that_is_known(tmp_path: Path) -> None:
     inner = batch_job("a-0", 5, 6, 95)
     inner["metadata"]["ownerReferences"] = [owned_by("a", "JobSet")]

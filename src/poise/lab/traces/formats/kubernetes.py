@@ -8,8 +8,9 @@
 | `Workload` of Kueue | GPUs: all `podSets`; run from the condition `Admitted` to `Finished` |
 | `Job` of Volcano | GPUs: all `tasks`; runs from each condition `Running` to the next; Aborted, Terminated killed |
 
-Objects of one owner are one job, by `ownerReferences`; but a CronJob's Jobs are jobs of their own. Where there are pods,
-they tell the runs, and the others only when the job was submitted and how it ended; else a Workload does, else the Job.
+Objects of one owner are one job, by `ownerReferences`; but a CronJob's Jobs are jobs of their own. Pods without an owner
+are one job by the label of a pod group, such as `kueue.x-k8s.io/pod-group-name`. Where there are pods, they tell the runs,
+and the others only when the job was submitted and how it ended; else a Workload does, else the Job.
 
 gpus       the most GPUs that the pods of the job had at once
 unit       the GPUs of a pod, if all its pods have as many

@@ -11,6 +11,14 @@ from poise.lab.traces.schema import JobOutcome
 KEYS = ("apiVersion",)
 """Keys that every object has, a list of them too, and no other format."""
 TYPE_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator")
+GROUP_LABELS = (
+    "kueue.x-k8s.io/pod-group-name",
+    "scheduling.x-k8s.io/pod-group",
+    "pod-group.scheduling.sigs.k8s.io",
+    "pod-group.scheduling.sigs.k8s.io/name",
+    "scheduling.k8s.io/group-name",
+)
+"""Labels by which pods without an owner are one gang."""
 SLICE = "nvidia.com/mig-"
 MOST_PODS = 1_000_000
 _VOLCANO_ENDS = {
@@ -32,7 +40,7 @@ class KubeKind(StrEnum):
 
 
 class KubeOwner(NamedTuple):
-    """The object that controls another."""
+    """The object that controls another; of a pod that has none, its group of pods, whose uid is made up of its name."""
 
     uid: str
     name: str
@@ -139,11 +147,13 @@ def object_of(line: int, record: Record) -> KubeObject | None:
 
 
 def _owner(meta: Record) -> KubeOwner | None:
-    """Return the controller; a CronJob is none, since each of its Jobs is a job."""
+    """Return the controller, or else the group; a CronJob is none, since each of its Jobs is a job."""
     for each in objects_in(meta, "ownerReferences"):
         if (each.get("controller") or text_in(each, "kind") in ("Job", "Pod")) and text_in(each, "kind") != "CronJob":
             return KubeOwner(text_in(each, "uid"), label(text_in(each, "name"), "metadata.ownerReferences.name"))
-    return None
+    labels = object_in(meta, "labels")
+    group = next(filter(None, (text_in(labels, key) for key in GROUP_LABELS)), "")
+    return KubeOwner(f"{text_in(meta, 'namespace')}/{label(group, 'metadata.labels')}", group) if group else None
 
 
 # When each kind ran, and how it ended.
