@@ -206,6 +206,12 @@ def test_job_that_says_nothing_of_work_is_left_out_and_counted(row: str, why: st
     assert f"jobs left out because {why}: 1" in trace.notes
 
 
+def test_log_of_which_no_job_is_left_is_refused_with_the_reasons(tmp_path: Path) -> None:
+    rows = [ROW.replace("gres/gpu=4", "cpu=4").replace("7|", f"{job}|", 1) for job in (7, 8)]
+    want = ": expected at least one job, got none; jobs left out because they have no GPU: 2"
+    assert refused(tmp_path, *rows) == want
+
+
 def test_attempt_that_ends_before_it_starts_is_left_out_and_counted(tmp_path: Path) -> None:
     trace = read(tmp_path, ROW.replace("7|", "8|", 1), ROW.replace("03:05:15", "03:05:04"))
     assert len(trace.jobs) == 1

@@ -35,6 +35,8 @@ _GZIP, _XZ, _TAR, _TAR_AT = b"\x1f\x8b", b"\xfd7zXZ\x00", b"ustar", 257
 _NAMED = {".gz": _GZIP, ".tgz": _GZIP, ".xz": _XZ, ".txz": _XZ}
 _NAMED_FILES = 5
 """Files left out that a note names."""
+_NAMED_REASONS = 3
+"""Why jobs were left out, in an error that none is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,8 @@ class _TraceLoader:
         parts = _with_final_ids(sorted(self._parts, key=attrgetter("path")))
         jobs = [job for part in parts for job in part.jobs]
         if not jobs:
-            raise TraceError(Where(self._source), "expected at least one job, got none")
+            why = "".join(f"; {what}: {count:,}" for what, count in self._tally.most_common(_NAMED_REASONS))
+            raise TraceError(Where(self._source), f"expected at least one job, got none{why}")
         jobs.sort(key=attrgetter("job.submitted"))
         name = "stdin" if self._source == STANDARD_INPUT else Path(self._source).resolve().name
         notes = [*self._format.notes]
