@@ -95,12 +95,12 @@ def test_what_cannot_come_along_is_noted_and_an_error_only_if_it_was_asked_for()
     sent = exported([JOB], environ, is_here=True)
     assert sent.environments == ({"A": "1"},)
     assert sent.notes == (
-        "not exported: RAW (not UTF-8), VAST (131,077 bytes); name what the job needs (--export NAME,NAME), or take nothing "
-        "along (--export none)",
+        "not exported: RAW (not UTF-8), VAST (131,077 bytes); a job takes 500 variables with 65,536 characters of UTF-8 in "
+        "all: name what it needs (--export NAME,NAME), or take nothing along (--export none)",
     )
     for export in ("all", "A,RAW"):
         with pytest.raises(
-            RequestError, match=r"^export: RAW \(not UTF-8\).* cannot come along; name what .*--export none\)$"
+            RequestError, match=r"^export: RAW \(not UTF-8\).* cannot come along; a job takes .*--export none\)$"
         ):
             exported([of(export)], environ, is_here=True)
 
@@ -109,13 +109,12 @@ def test_of_too_much_the_largest_stay_here_so_that_the_rest_and_what_the_job_is_
     environ = {"SMALL": "1", "LARGE": "x" * 60_000, "MIDDLE": "y" * 6_000}
     sent = exported([JOB, JobRequest(command=("x",), env={"OWN": "z" * 10_000})], environ, is_here=True)
     assert sent.environments == ({"SMALL": "1", "MIDDLE": environ["MIDDLE"]},)
-    assert sent.notes[0].startswith(
-        "not exported: LARGE (60,005 characters; all together may have 65,536, in 500 variables);"
-    )
+    assert sent.notes[0].startswith("not exported: LARGE (60,005 characters); a job takes 500 variables with 65,536 ")
     assert len({each.exported for each in sent.requests}) == 1
-    many = {f"V{number:03}": "" for number in range(600)}
+    many = {f"V{number:03}": "" for number in range(600)} | {"PATH": "/long/way:/bin"}
     [kept] = exported([JobRequest(command=("x",), env={"OWN": ""})], many, is_here=True).environments
     assert len(kept) == MOST_VARIABLES - 1
+    assert kept["PATH"] == "/long/way:/bin"  # nothing would be found without it
 
 
 def test_jobs_of_one_submission_share_what_they_get_alike() -> None:

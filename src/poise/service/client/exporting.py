@@ -12,7 +12,7 @@ What says where things are on this machine (PATH, LD_LIBRARY_PATH …) comes alo
 into a container, which has its own. What begins with POISE_, the token among it, never leaves the client, named or not.
 
 Values that cannot be handed over (not UTF-8, or too long) and the largest of those that are too much together are left out
-with a note, unless the export was asked for: then that is an error.
+with a note, paths last, unless the export was asked for: then that is an error.
 """
 
 import os
@@ -38,7 +38,10 @@ from poise.service.wire.request import (
 
 MOST_BYTES = (128 << 10) - 1  # of a variable with its name: execve(2) refuses more
 MOST_NAMED = 5  # variables that a note names
-ADVICE = "name what the job needs (--export NAME,NAME), or take nothing along (--export none)"
+ADVICE = (
+    f"a job takes {MOST_VARIABLES} variables with {MOST_ENVIRONMENT:,} characters of UTF-8 in all: name what it needs "
+    "(--export NAME,NAME), or take nothing along (--export none)"
+)
 _KINDS = (EXPORT_ALL, EXPORT_NONE)
 _SESSION = (
     "TERM", "TERM_(PROGRAM|PROGRAM_VERSION|SESSION_ID)", "TERMCAP", "COLORTERM", "COLUMNS", "LINES", "LS_?COLORS", "PS[0-4]",
@@ -142,12 +145,12 @@ def _fitting(taken: Mapping[str, str], given: Iterable[Mapping[str, str]]) -> tu
     used = [(len(each), _size(each)) for each in given]
     many, large = MOST_VARIABLES - max(count for count, _ in used), MOST_ENVIRONMENT - max(size for _, size in used)
     size = _size(kept)
-    for name in sorted(kept, key=lambda each: (-len(kept[each]), each)):
+    for name in sorted(kept, key=lambda each: (_is_of_place(each) is not None, -len(kept[each]), each)):  # PATH comes last
         if size <= large and len(kept) <= many:
             break
         length = len(name) + len(kept.pop(name))
         size -= length
-        left[name] = f"{length:,} characters; all together may have {MOST_ENVIRONMENT:,}, in {MOST_VARIABLES} variables"
+        left[name] = f"{length:,} characters"
     return kept, left
 
 
