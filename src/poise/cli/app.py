@@ -49,6 +49,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "submit": Verb("submit", "Submit a job, an array or a sweep to the running service"),
         "run": Verb("run", "Submit a job, print what it prints, and end as it ends"),
         "queue": Verb("queue", "Show the jobs that have not ended, in scheduling order"),
+        "top": Verb("top", "Watch GPUs, tenants and jobs on the whole screen"),
         "show": Verb("queue", "Show everything about JOB"),
         "why": Verb("queue", "Say why JOB runs, waits or has ended"),
         "logs": Verb("logs", "Print what JOB has printed, of all its runs"),

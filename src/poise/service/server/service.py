@@ -283,6 +283,7 @@ def _row(
         gpu_type=None if run is None else run.gpu_type, gpu_types=job.gpu_types, submitted=job.submitted,
         started=record.started, finished=record.finished, waited=record.waited + (spent if run is None else 0.0),
         ran=record.ran + (0.0 if run is None else spent), restarts=max(0, record.launches - 1), eta=None, share=share,
+        steps=record.steps or None, total_steps=record.total, throughput=record.throughput, loss=record.loss,
     )  # fmt: skip
 
 

@@ -71,6 +71,7 @@ class JobRow(Wire):
     restarts     runs after the first
     eta          seconds until it is expected to end; None: not known
     share        its tenant's fraction of all GPUs that are held now
+    steps, total_steps, throughput, loss   as it has reported them; None: it has not
     """
 
     id: str
@@ -93,6 +94,10 @@ class JobRow(Wire):
     restarts: int
     eta: float | None
     share: float | None
+    steps: float | None = None
+    total_steps: float | None = None
+    throughput: float | None = None
+    loss: float | None = None
 
 
 class RunView(Wire):
