@@ -142,8 +142,8 @@ def test_without_a_terminal_it_prints_once(a_service: Started) -> None:
     assert {*found} == {"service", "nodes", "shares", "running", "waiting", "counts"}
     assert [row["name"] for row in found["running"] + found["waiting"]] == ["busy"]
     assert unread("top") == (141, "")
-    for words in (("top", "--every", "0"), ("top", "--every", "often"), ("top", "x"), ("top", "--ones")):
-        assert poise(*words).refusal
+    for wrong in ("--every 0", "--every often", "x", "--ones"):
+        assert poise("top", *wrong.split()).refusal
 
 
 def test_without_a_service_it_says_so_in_one_line(own_settings: pytest.MonkeyPatch, tmp_path: object) -> None:

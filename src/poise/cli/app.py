@@ -136,20 +136,19 @@ def main(group: click.Group = poise, name: str = "poise") -> None:
     _open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a letter that a terminal cannot show is no reason to fail
+    code = _completed() if COMPLETION in os.environ else run(group, name)
+    is_written = True
     try:
-        code = _completed() if COMPLETION in os.environ else run(group, name)
         sys.stdout.flush()
     except BrokenPipeError:
-        code = UNREAD
+        code, is_written = UNREAD, False
     except OSError as error:
-        code = _fail(_os_problem(error), 1)
-    if code in (UNREAD, 1):
-        # Discard what is still buffered and cannot be written: otherwise Python complains when it ends, and exits with a
-        # code of its own.
+        code, is_written = code or _fail(_os_problem(error), 1), False
+    if not is_written or code == UNREAD:
+        # Discard what is still buffered: otherwise Python complains when it ends, and exits with a code of its own.
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.__stdout__, sys.__stderr__):
-            if stream is not None:
-                os.dup2(nowhere, stream.fileno())
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
     sys.exit(code)
 
 
@@ -212,13 +211,13 @@ def _os_problem(error: OSError) -> str:
 
 
 def _fail(message: object, code: int) -> int:
-    """Complain in one line, where there is room for it; the exit code."""
+    """Complain in one line, where there is somebody to read it and room for it; the exit code."""
     from poise.service.wire.request import plain  # most commands complain of nothing
 
     try:
         click.echo(f"poise: {plain(str(message))}", err=True)
     except BrokenPipeError:
-        raise
+        return UNREAD
     except OSError:
         pass  # standard error is full: the code has to do
     return code
