@@ -67,7 +67,6 @@ OFFERED = {
     "poise submit --tenant ": [],
     "poise nosuch --x": [],
     "poise 'unclosed": [],
-    "poise submit \\": [],
 }
 
 

@@ -10,7 +10,7 @@ from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES
 STUDY = ("demo", "simulate", "compare", "policies", "replay", "shares", "analyze", "audit", "bench")
 LIVE = (
     "serve", "submit", "queue", "show", "logs", "wait", "why", "cancel", "hold", "release", "nodes", "events", "use",
-    "tokens", "agent", "ray", "drain", "return", "repair",
+    "tokens", "agent", "ray", "drain", "return", "repair", "run", "top", "completion",
 )  # fmt: skip
 VERBS = (*STUDY, *LIVE)
 
