@@ -342,7 +342,8 @@ COMPLETERS: dict[str, Completer] = {
     "app": apps, "tenant": tenants, "drain names": nodes, "return names": nodes, "types": gpu_types,
     "states": states, "cancel states": live_states, "hold states": live_states, "release states": live_states,
     "policies name": policy_names, "policy": policy, "spec": policy, "policies": several_policies,
-    "bench fidelity policies": policy, "preset": presets, "placement": placements, "trace_format": trace_formats, "format": trace_formats,
+    "bench fidelity policies": policy, "preset": presets, "placement": placements, "trace_format": trace_formats,
+    "format": trace_formats,
     "trace": traces, "source": traces, "submit file": files, "cwd": folders, "venv": folders, "env_file": files,
     "cluster": files, "throughputs": files, "true_throughputs": files,
 }  # fmt: skip
