@@ -37,6 +37,7 @@ def main() -> None:
     state = State(model=model, optimizer=optimizer)
     lease = attach(save=state.save, load=state.load)
     for step in lease.steps(options.steps):
+        # Equal shares, where the ranks divide BATCH: DistributedDataParallel averages over ranks as if they were.
         mine = batch_at(step, samples=SAMPLES, batch_size=BATCH, seed=0).tensor_split(dist.get_world_size())[dist.get_rank()]
         loss = nn.functional.mse_loss(parallel(inputs[mine]), wanted[mine])
         optimizer.zero_grad()

@@ -9,8 +9,8 @@
 Inside Poise the loop begins at the step after the last checkpoint, reports progress, and at the end of the lease saves and
 exits with code 75, so that the next start continues at the same step. Outside Poise it is a plain loop.
 
-Frameworks have modules of their own: `pytorch`, `lightning`, `huggingface`. `testing` fakes preemptions for tests of
-scripts.
+Frameworks have modules of their own: `pytorch`, `lightning`, `huggingface`; `lease.micro_batches(batch, model)` imports
+PyTorch when it is called. `testing` fakes preemptions for tests of scripts.
 """
 
 from poise.worker.lease import Lease, StopRequest, Writers, attach

@@ -12,6 +12,7 @@ A model in DistributedDataParallel is kept from adding gradients by itself, and 
 ranks that compute fewer parts.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from importlib import import_module
@@ -24,7 +25,7 @@ from poise.worker.batch import Batch, is_array
 from poise.worker.buffers import Buffers
 from poise.worker.collectives import add_over_ranks, copy_from_rank, gathered
 from poise.worker.micro_batches import samples_of
-from poise.worker.protocol import WorkerEnv, WorkerError
+from poise.worker.protocol import WorkerEnv, WorkerError, say
 
 # Not plain imports, so that types are the same whether or not torch is installed.
 torch: Any = import_module("torch")
@@ -220,11 +221,17 @@ class _Models:
             "the number of parts is another": parts,
             "the batches have other samples; give all ranks the whole batch": _content(batch),
         }
-        mine = torch.tensor([generators.number(repr(each)) for each in facts.values()], device=self.device)
-        differs = (torch.stack(gathered(mine)) != mine).any(dim=0).tolist()
+        # Samples themselves are as printed, which has the first and the last of large tensors.
+        printed = [*map(repr, facts.values()), re.sub(r"cuda:\d+", "cuda", repr(batch.given))]
+        mine = torch.tensor([generators.number(each) for each in printed], device=self.device)
+        *differs, is_varied = (torch.stack(gathered(mine)) != mine).any(dim=0).tolist()
         for text, is_other in zip(facts, differs, strict=True):
             if is_other:
                 raise WorkerError(f"micro_batches: ranks differ: {text}")
+        if is_varied and dist.get_rank() == 0:
+            say(
+                "micro_batches: ranks were given other samples in the first step; give all the whole batch, each takes its parts"
+            )
         copy_from_rank(self._tensors, 0)
         _alike.update(self._models)
 
@@ -271,7 +278,7 @@ def _require_group(env: WorkerEnv) -> None:
 def _content(batch: Batch) -> object:
     """Return what has to be the same on all ranks: the number of samples, or the numbers of rows if it consists of these.
 
-    Samples themselves may differ: each rank may have drawn random numbers to make them.
+    Samples themselves may differ: each rank may have drawn random numbers to vary them. So that is said, not refused.
     """
     given = batch.given
     if isinstance(given, torch.Tensor) and given.dim() == 1 and not given.is_floating_point():
