@@ -301,6 +301,6 @@ def test_ranks_with_other_samples_are_told_so_once(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PLAIN + OTHERS.replace("BATCH", "inputs[rows] + rank"))
     found = all_ended(start_ranks(Job(tmp_path), script, 2))
-    said = "poise: micro_batches: ranks were given other samples in the first step; give all the whole batch"
+    said = "poise: micro_batches: ranks were given other samples in the first step; give all ranks the whole batch"
     assert [code for code, _ in found] == [0, 0], found
     assert [text.count(said) for _, text in found] == [1, 0]

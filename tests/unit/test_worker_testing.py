@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.backends import until
 
 from poise.worker import WorkerError, rank_processes
 from poise.worker.testing import preempting
@@ -89,6 +90,24 @@ def test_preempting_names_ranks_that_hang(tmp_path: Path) -> None:
     assert str(found.value) == (
         "start 1: rank 1 of 2 did not end within 1 s (rank 0 ended with exit code 0); rank 1 printed last: rank 1 waits"
     )
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)"])
+def test_preempting_leaves_no_process_behind_that_a_rank_has_started(tmp_path: Path, end: str) -> None:
+    """As the workers of a loader that did not end with their training."""
+    starts = _script(tmp_path, f"import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid)\n{end}")
+    with preempting(after_steps=2, ranks=2) as poise:
+        poise.run_command(starts)
+    for pid in (int(each.stdout) for each in poise.processes):
+        # Killed; whoever inherits it has yet to reap it, perhaps.
+        until(lambda pid=pid: not _runs(pid))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").split()[2] not in "ZX"
+    except FileNotFoundError:
+        return False
 
 
 def test_preempting_refuses_a_function_on_several_ranks() -> None:

@@ -229,9 +229,7 @@ class _Models:
             if is_other:
                 raise WorkerError(f"micro_batches: ranks differ: {text}")
         if is_varied and dist.get_rank() == 0:
-            say(
-                "micro_batches: ranks were given other samples in the first step; give all the whole batch, each takes its parts"
-            )
+            say("micro_batches: ranks were given other samples in the first step; give all ranks the whole batch")
         copy_from_rank(self._tensors, 0)
         _alike.update(self._models)
 

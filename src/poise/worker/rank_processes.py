@@ -37,7 +37,7 @@ class RankProcesses:
         """
         deadline, is_failed = monotonic() + timeout, False
         try:
-            while None in (codes := {process.poll() for process in self._started}):
+            while None in (codes := self._codes()):
                 if not is_failed and not codes <= {None, 0, YIELDED}:
                     is_failed, deadline = True, min(deadline, monotonic() + GRACE)
                 if monotonic() >= deadline:
@@ -50,11 +50,18 @@ class RankProcesses:
             raise TimeoutError(self._complaint(hanging, timeout))
         return [self._completed(rank) for rank in range(len(self._started))]
 
+    def _codes(self) -> set[int | None]:
+        """Return the exit codes so far; None: some have not ended."""
+        for process in self._started:
+            # Looked at without being reaped, so that its number is still its own when its group is killed.
+            if process.returncode is None and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                _end(process)
+        return {process.returncode for process in self._started}
+
     def _kill(self) -> None:
         for process in self._started:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            if process.returncode is None:
+                _end(process)
 
     def _complaint(self, hanging: Sequence[int], timeout: float) -> str:
         first = hanging[0]
@@ -78,3 +85,10 @@ class RankProcesses:
 
     def _text(self, rank: int, stream: str) -> str:
         return self._file(rank, stream).read_text(encoding="utf-8", errors="replace")
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process and what it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
