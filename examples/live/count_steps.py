@@ -66,7 +66,7 @@ def main() -> None:
         due = max(due + seconds, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
         chain.advance(step)
-    print(chain.hash)  # noqa: T201  what it is for
+    print(chain.hash)
 
 
 if __name__ == "__main__":

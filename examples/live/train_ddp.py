@@ -45,7 +45,7 @@ def main() -> None:
         optimizer.step()
         lease.report(loss=loss)
         time.sleep(options.seconds_per_step)
-    print(digest(model))  # noqa: T201  what it is for
+    print(digest(model))
     dist.destroy_process_group()
 
 

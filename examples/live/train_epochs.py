@@ -100,9 +100,9 @@ def main() -> None:
             right = validated(model, held_out, device)
             schedule.step(right)
             if rank == 0:
-                print(f"epoch {step // len(batches)}: {right:.1%} right")  # noqa: T201  what it is for
+                print(f"epoch {step // len(batches)}: {right:.1%} right")
     if rank == 0:
-        print(digest(model))  # noqa: T201  what it is for
+        print(digest(model))
     if ranks > 1:
         dist.destroy_process_group()
 

@@ -71,7 +71,7 @@ def main() -> None:
         state, loss = advance(state, inputs, wanted, step)
         lease.report(loss=loss)
     leaves = [np.asarray(each).tobytes() for each in jax.tree.leaves(state)]
-    print(hashlib.sha256(b"".join(leaves)).hexdigest())  # noqa: T201  what it is for
+    print(hashlib.sha256(b"".join(leaves)).hexdigest())
 
 
 if __name__ == "__main__":

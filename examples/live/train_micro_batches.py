@@ -50,7 +50,7 @@ def main() -> None:
         time.sleep(options.seconds_per_step)
     if options.out and lease.rank == 0:
         torch.save(model.state_dict(), options.out)
-    print(digest(model))  # noqa: T201  what it is for
+    print(digest(model))
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -41,7 +41,7 @@ def main() -> None:
         speed = 0.9 * speed - 0.01 * inputs[rows].T @ error / len(rows)
         weights += speed
         lease.report(loss=np.mean(error**2))
-    print(json.dumps(weights.tolist()))  # noqa: T201  what it is for
+    print(json.dumps(weights.tolist()))
 
 
 if __name__ == "__main__":

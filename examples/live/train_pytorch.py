@@ -47,7 +47,7 @@ def main() -> None:
         scheduler.step()
         lease.report(loss=loss)
         time.sleep(options.seconds_per_step)
-    print(digest(model))  # noqa: T201  what it is for
+    print(digest(model))
 
 
 def digest(model: nn.Module) -> str:

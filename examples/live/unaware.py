@@ -13,4 +13,4 @@ count = int(sys.argv[1]) if len(sys.argv) > 1 else 10
 seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
 for number in range(1, count + 1):
     time.sleep(seconds)
-    print(f"{number} of {count}", flush=True)  # noqa: T201  what it is for
+    print(f"{number} of {count}", flush=True)

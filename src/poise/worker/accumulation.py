@@ -90,7 +90,8 @@ class Accumulation:
         _require_group(turn.env)
         self._batch, self._turn, self._seed, self._scaler = Batch(batch), turn, seed, scaler
         self._several = turn.env.world_size > 1
-        self._total = torch.zeros(2, dtype=torch.float64, device=self._models.device)  # weights, and losses by weight
+        exact = torch.float32 if self._models.device.type == "mps" else torch.float64  # which that device has not
+        self._total = torch.zeros(2, dtype=exact, device=self._models.device)  # weights, and losses by weight
         self._loss: float | None = None
         self._is_begun = False
 
