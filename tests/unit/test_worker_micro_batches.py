@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poise.worker import WorkerError, attach
-from poise.worker.batch import Batch
+from poise.worker.batch import DividedBatch
 from poise.worker.micro_batches import samples_of
 
 _WANTED = ": expected a tensor, an array, a tuple, list or dict of such, a sequence of samples, or their number; got "
@@ -64,18 +64,18 @@ def test_samples_of_parts_are_those_of_array_split(parts: int, samples: int) -> 
     ],
 )
 def test_batch_of_samples_is_divided_by_samples(given: Any, want: Any) -> None:
-    assert Batch(given).samples == 6
-    assert Batch(given).part(range(2, 5)) == want
+    assert DividedBatch(given).samples == 6
+    assert DividedBatch(given).part(range(2, 5)) == want
 
 
 def test_batch_of_fields_keeps_its_shape() -> None:
     inputs, labels = np.arange(12.0).reshape(6, 2), np.arange(6)
     for batch in ((inputs, labels), [inputs, labels], Pair(inputs, labels)):
-        got = Batch(batch).part(range(2, 5))
+        got = DividedBatch(batch).part(range(2, 5))
         assert type(got) is type(batch)
         assert [each.tolist() for each in got] == [inputs[2:5].tolist(), labels[2:5].tolist()]
     named = {"ids": inputs, "more": (labels, ("a", "b", "c", "d", "e", "f")), "mask": None}
-    got = Batch(named).part(range(2, 5))
+    got = DividedBatch(named).part(range(2, 5))
     assert (got["ids"].tolist(), got["more"][0].tolist()) == (inputs[2:5].tolist(), [2, 3, 4])
     assert (got["more"][1], got["mask"]) == (("c", "d", "e"), None)
 
@@ -99,5 +99,5 @@ def test_batch_of_fields_keeps_its_shape() -> None:
 )
 def test_batch_that_cannot_be_divided_is_refused(given: Any, problem: str) -> None:
     with pytest.raises(WorkerError) as found:
-        Batch(given)
+        DividedBatch(given)
     assert str(found.value) == problem

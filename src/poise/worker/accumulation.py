@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 from weakref import WeakSet
 
 from poise.worker import generators
-from poise.worker.batch import Batch, is_array
+from poise.worker.batch import DividedBatch, is_array
 from poise.worker.buffers import Buffers
 from poise.worker.collectives import add_over_ranks, copy_from_rank, gathered
 from poise.worker.micro_batches import samples_of
@@ -36,11 +36,11 @@ _alike: "WeakSet[Any]" = WeakSet()
 """Models that are known to be the same on all ranks."""
 
 
-class Turn(NamedTuple):
+class BatchShares(NamedTuple):
     """What the lease knows of one use of micro-batches."""
 
     env: WorkerEnv
-    shares: list[range]  # micro-batches by rank
+    by_rank: list[range]  # micro-batches of each rank
     complete: Callable[[float], object]  # called with the loss of the whole batch
 
 
@@ -79,17 +79,17 @@ class Accumulation:
 
     def __init__(
         self,
-        batch: Any,  # noqa: ANN401  see Batch
+        batch: Any,  # noqa: ANN401  see DividedBatch
         models: Sequence[Any],
-        turn: Turn,
+        shares: BatchShares,
         *,
         seed: str | None,
         scaler: Any,  # noqa: ANN401  torch.amp.GradScaler
     ) -> None:
         self._models = _Models(models)
-        _require_group(turn.env)
-        self._batch, self._turn, self._seed, self._scaler = Batch(batch), turn, seed, scaler
-        self._several = turn.env.world_size > 1
+        _require_group(shares.env)
+        self._batch, self._shares, self._seed, self._scaler = DividedBatch(batch), shares, seed, scaler
+        self._several = shares.env.world_size > 1
         exact = torch.float32 if self._models.device.type == "mps" else torch.float64  # which that device has not
         self._total = torch.zeros(2, dtype=exact, device=self._models.device)  # weights, and losses by weight
         self._loss: float | None = None
@@ -110,7 +110,7 @@ class Accumulation:
         return self._parts()
 
     def _parts(self) -> Iterator[Part]:
-        models, count = self._models, self._turn.shares[-1].stop
+        models, count = self._models, self._shares.by_rank[-1].stop
         if self._several and not models.are_alike:
             models.make_alike(self._batch, count)
         for weights in models.weights:
@@ -127,11 +127,11 @@ class Accumulation:
         if weight not in (0.0, self._batch.samples):
             models.multiply_gradients(self._batch.samples / weight)
         self._loss = losses / weight if weight else float("nan")
-        self._turn.complete(self._loss)
+        self._shares.complete(self._loss)
 
     def _own_parts(self, count: int) -> Iterator[Part]:
         with _RandomNumbers(self._seed) as random_numbers:
-            for index in self._turn.shares[self._turn.env.rank]:
+            for index in self._shares.by_rank[self._shares.env.rank]:
                 if rows := samples_of(index, count, self._batch.samples):
                     random_numbers.begin(index)
                     part = Part(index, self._batch.part(rows), len(rows), self._add)
@@ -165,9 +165,9 @@ class Accumulation:
         told = torch.cat([self._total, torch.tensor(flags, dtype=torch.float64, device=models.device)])
         dist.all_reduce(told)
         weight, losses, samples, any_sparse, *marks = told.tolist()
-        if samples != self._batch.samples * self._turn.env.world_size:
+        if samples != self._batch.samples * self._shares.env.world_size:
             raise WorkerError(
-                f"batch: rank {self._turn.env.rank} was given {self._batch.samples} samples and other ranks another number; "
+                f"batch: rank {dist.get_rank()} was given {self._batch.samples} samples and other ranks another number; "
                 "give all ranks the whole batch, each takes its parts"
             )
         if any_sparse:
@@ -177,7 +177,7 @@ class Accumulation:
             if weights.grad is None:
                 weights.grad = torch.zeros_like(weights)
         add_over_ranks([weights.grad for weights in given])
-        owner = next(rank for rank, share in enumerate(self._turn.shares) if last in share)
+        owner = next(rank for rank, share in enumerate(self._shares.by_rank) if last in share)
         buffers.join([mark > 0 for mark in marks[len(has) :]], owner)
         return weight, losses
 
@@ -214,7 +214,7 @@ class _Models:
         """Whether they are known to be the same on all ranks."""
         return all(each in _alike for each in self._models)
 
-    def make_alike(self, batch: Batch, parts: int) -> None:
+    def make_alike(self, batch: DividedBatch, parts: int) -> None:
         """Give all ranks the weights of rank 0, as DistributedDataParallel does; what cannot be alike is refused."""
         shapes = [(tuple(each.shape), str(each.dtype), each.requires_grad) for each in self._tensors]
         facts = {
@@ -274,7 +274,7 @@ def _require_group(env: WorkerEnv) -> None:
         raise WorkerError(f"micro_batches: torch.distributed has a world size of {size}, and WORLD_SIZE is {env.world_size}")
 
 
-def _content(batch: Batch) -> object:
+def _content(batch: DividedBatch) -> object:
     """Return what has to be the same on all ranks: the number of samples, or the numbers of rows if it consists of these.
 
     Samples themselves may differ: each rank may have drawn random numbers to vary them. So that is said, not refused.

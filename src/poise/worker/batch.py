@@ -13,7 +13,7 @@ from typing import Any
 from poise.worker.protocol import WorkerError
 
 
-class Batch:
+class DividedBatch:
     """A batch: how many samples it has, and any range of them in the same shape."""
 
     def __init__(self, given: Any) -> None:  # noqa: ANN401  whatever it is made of

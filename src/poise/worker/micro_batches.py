@@ -61,13 +61,15 @@ class MicroBatches(int):
         seed      of the random numbers of each part, the same on any rank; None: each rank draws from its own generators
         scaler    a torch.amp.GradScaler that scales the losses
         """
-        from poise.worker.accumulation import Accumulation, Turn
+        from poise.worker.accumulation import Accumulation, BatchShares
 
         count = int(self) if parts is None else _parts(parts)
         self.require_complete()
-        turn = Turn(self._env, [share(count, rank, self._speeds) for rank in range(self._env.world_size)], self._complete)
+        shares = BatchShares(
+            self._env, [share(count, rank, self._speeds) for rank in range(self._env.world_size)], self._complete
+        )
         place = None if seed is None else f"{seed}/{self._step}/{self._uses}"
-        made = Accumulation(batch, models, turn, seed=place, scaler=scaler)
+        made = Accumulation(batch, models, shares, seed=place, scaler=scaler)
         self._uses, self._is_open = self._uses + 1, True
         return made
 

@@ -61,7 +61,7 @@ def preempting(
         raise ValueError(f"speeds: expected {numbers} above 0, one per rank, got {list(speeds)}")
     if not timeout > 0:
         raise ValueError(f"timeout: expected seconds above 0, got {timeout}")
-    plan = _Plan(
+    plan = _RunPlan(
         limits=chain(limits, repeat(limits[0] if isinstance(after_steps, int) else None)),
         sizes=chain(sizes, repeat(sizes[-1])),
         most=max(sizes),
@@ -73,7 +73,7 @@ def preempting(
         yield Preempting(folder, plan)
 
 
-class _Plan(NamedTuple):
+class _RunPlan(NamedTuple):
     """What the runs of a job get."""
 
     limits: Iterator[int | None]  # steps of the lease, by run; None: the lease does not end
@@ -92,7 +92,7 @@ class Preempting:
     checkpoint_dir   where its checkpoints are
     """
 
-    def __init__(self, folder: str, plan: _Plan) -> None:
+    def __init__(self, folder: str, plan: _RunPlan) -> None:
         self._folder, self._plan = folder, plan
         self.checkpoint_dir = os.path.join(folder, "checkpoint")
         self.starts = 0
