@@ -68,3 +68,32 @@ def test_the_notebook_compares_five_policies_at_three_loads_with_intervals_and_t
     assert len(re.findall(r"±", swept["text/plain"])) > 15
     means = next(each.data["text/plain"] for each in outputs if "avg_jct_low" in str(each))
     assert len(means.splitlines()) == 16
+
+
+STUDY = """
+import poise
+import poise.lab.progress
+from poise.policies import Order, PreemptionRule, Rank, Unfitting
+
+poise.lab.progress.PATIENCE = poise.lab.progress._OFTEN = 0.0
+mine = Order(
+    rank=lambda job, _previous, _memory: Rank(-job.submitted), preemption=PreemptionRule.NEVER, unfitting=Unfitting.SKIPPED
+)
+swept = poise.sweep("synthetic:jobs=40", policies=["fifo", mine], seeds=3, cluster="gpu:8", processes=2, progress="bar")
+len(swept.runs)
+"""
+
+
+@pytest.mark.slow
+def test_a_kernel_works_in_processes_with_policies_of_its_own_and_takes_its_bar_away(kernel: str, tmp_path: Path) -> None:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(STUDY)])  # type: ignore[no-untyped-call]
+    shown: list[str] = []
+
+    def hear(cell: Any, cell_index: int, execute_reply: Any) -> None:
+        shown.append(execute_reply["content"]["status"])
+
+    NotebookClient(notebook, timeout=MOST_SECONDS, kernel_name=kernel, on_cell_executed=hear).execute()
+    assert shown == ["ok"]
+    bar, result = notebook.cells[0].outputs
+    assert bar.data == {"text/plain": "", "text/html": ""}
+    assert result.data["text/plain"] == "6"

@@ -17,7 +17,7 @@ from poise.engine.outside import spec_of
 from poise.lab.analysis.run_tables import per_job_table
 from poise.lab.analysis.statistics import averaged
 from poise.lab.comparison import PolicyRuns, split_policies
-from poise.lab.experiment import SimulatedRun
+from poise.lab.experiment import FinishedSimulation
 from poise.lab.experiment import simulate as run_simulation
 from poise.lab.library.keywords import ExperimentKeywords, options_of, with_keywords
 from poise.lab.library.results import ComparisonResult, SimulationResult, SweepResult, notes_of
@@ -32,7 +32,7 @@ from poise.lab.output_files import (
     write_run,
 )
 from poise.lab.parallel import spread, workers_for
-from poise.lab.progress import Bar
+from poise.lab.progress import bar
 from poise.lab.report.notes import sweep_notes
 from poise.lab.sweep.cells import MOST_SEEDS, SweepSource, check_grid, checked_loads, grid_of, run_cells
 from poise.lab.traces.schema import Trace
@@ -173,7 +173,7 @@ def sweep(
     return SweepResult(rows, (*request.notes, *sweep_notes(rows)))
 
 
-def _result(done: SimulatedRun, trace: Trace) -> SimulationResult:
+def _result(done: FinishedSimulation, trace: Trace) -> SimulationResult:
     return SimulationResult.of(done, trace)
 
 
@@ -266,8 +266,8 @@ def _reporting(progress: object, title: str, total: int) -> Iterator[_Report]:
     if progress is None:
         yield _Report(lambda _done: None)
     elif progress == "bar":
-        with Bar(title, total, quiet=False) as bar:
-            yield _Report(bar.update)
+        with bar(title, total) as shown:
+            yield _Report(shown.update)
     elif callable(progress):
         yield _Report(lambda done: progress(done, total))
     else:
