@@ -14,7 +14,7 @@ from tests.builders import a_job, a_table, simulate
 from poise.engine.assembly import preset_named
 from poise.lab.analysis.history import History
 from poise.lab.analysis.summary import utilisation
-from poise.lab.experiment import Experiment, SimulatedRun
+from poise.lab.experiment import Experiment, FinishedSimulation
 from poise.lab.experiment import simulate as run
 from poise.lab.traces.reader import read_trace
 from poise.scheduler.core.settings import Settings
@@ -58,7 +58,7 @@ UNPACKED = tuple(policy for trace, policy in TABLE if trace == "A")
 
 
 @cache
-def outcome(trace: str, policy: str) -> SimulatedRun:
+def outcome(trace: str, policy: str) -> FinishedSimulation:
     """A run in the authors' mode, on their table and cluster."""
     path, speeds = DATA / TRACES[trace], DATA / "simulation_throughputs.json"
     for each in (path, speeds):

@@ -14,7 +14,7 @@ from tests.shell import COMMAND, PATIENCE, Said, as_json, ended, poise, started,
 
 from poise.cli import UNREAD
 from poise.engine.journal import INTERRUPTED
-from poise.lab.experiment import Experiment, SimulatedRun
+from poise.lab.experiment import Experiment, FinishedSimulation
 from poise.lab.experiment import simulate as run_simulation
 from poise.lab.traces.schema import Trace
 
@@ -127,7 +127,9 @@ class CtrlC:
         self._after = after
         self._times = times
 
-    def __call__(self, trace: Trace, experiment: Experiment, *, watch: Callable[[int], bool], **more: Any) -> SimulatedRun:
+    def __call__(
+        self, trace: Trace, experiment: Experiment, *, watch: Callable[[int], bool], **more: Any
+    ) -> FinishedSimulation:
         calls = 0
 
         def pressing(ended: int) -> bool:

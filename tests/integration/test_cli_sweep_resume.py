@@ -13,7 +13,7 @@ import pytest
 from tests.shell import PATIENCE, Said, as_json, ended, poise, poise_apart, started, wait_until
 from tests.sweeping import GRID, SMALL, STEADY, lines_in, swept, without_effort
 
-from poise.lab.experiment import SimulatedRun, simulate
+from poise.lab.experiment import FinishedSimulation, simulate
 from poise.scheduler.model.errors import SolveError
 
 pytestmark = pytest.mark.usefixtures("cache", "one_core")
@@ -190,7 +190,7 @@ class Failing:
     def __init__(self, after: int) -> None:
         self._left = after
 
-    def __call__(self, *words: Any, **more: Any) -> SimulatedRun:
+    def __call__(self, *words: Any, **more: Any) -> FinishedSimulation:
         self._left -= 1
         if self._left < 0:
             raise SolveError("it did not work")
@@ -204,7 +204,7 @@ class Pressing:
         self._times = times
         self._runs = 0
 
-    def __call__(self, *words: Any, watch: Callable[[int], bool]) -> SimulatedRun:
+    def __call__(self, *words: Any, watch: Callable[[int], bool]) -> FinishedSimulation:
         self._runs += 1
 
         def pressing(ended: int) -> bool:

@@ -33,7 +33,7 @@ def test_rows_are_plain_values_and_none_where_there_is_none() -> None:
 
 
 def test_a_column_of_numbers_is_an_array_and_one_of_text_a_list() -> None:
-    assert MIXED["gpus"].tolist() == [1, 2, 4]  # type: ignore[union-attr]
+    assert MIXED["gpus"].tolist() == [1, 2, 4]
     assert MIXED["job"] == ["a", "b", "c"]
 
 

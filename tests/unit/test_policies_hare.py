@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.builders import a_cluster
 
-from poise.lab.experiment import Experiment, SimulatedRun, simulate
+from poise.lab.experiment import Experiment, FinishedSimulation, simulate
 from poise.lab.simulator.tasks import FREE, Switching
 from poise.lab.simulator.world import Truth
 from poise.lab.traces.schema import FailedAttempt, Trace, TraceJob
@@ -39,13 +39,13 @@ def _job(name: str, model: str, rounds: float, at: float = 0.0, weight: float = 
 
 def _simulated(
     *jobs: TraceJob, policy: str = "hare:long=0.5", switching: Switching | None = FREE, faults: str | None = None
-) -> SimulatedRun:
+) -> FinishedSimulation:
     truth = Truth(switching=switching)
     experiment = Experiment(PAIR, policy, throughputs=_table(), truth=truth, faults=faults)
     return simulate(Trace("t", jobs), experiment)
 
 
-def _ends(outcome: SimulatedRun) -> dict[str, float]:
+def _ends(outcome: FinishedSimulation) -> dict[str, float]:
     return {name: life.ended for name, life in outcome.history.jobs.items()}
 
 

@@ -6,7 +6,7 @@ from tests.builders import a_cluster, a_job
 
 from poise.lab.analysis.history import cumulated
 from poise.lab.analysis.run_tables import interval_table, job_table, per_job_table, timeline_table
-from poise.lab.experiment import Experiment, SimulatedRun, simulate
+from poise.lab.experiment import Experiment, FinishedSimulation, simulate
 from poise.lab.options import ExperimentOptions, read_experiment
 from poise.lab.traces.schema import Trace
 
@@ -22,7 +22,7 @@ RUNS = {
 TRACE = "synthetic:jobs=40,seed=2,rate=60,durations=lognormal:1500:1,models=resnet50/lstm/vae,sizes=1:0.7/2:0.2/4:0.1"
 
 
-def ran(what: str) -> tuple[SimulatedRun, Trace]:
+def ran(what: str) -> tuple[FinishedSimulation, Trace]:
     policy, options = RUNS[what]
     request = read_experiment(TRACE, options, policy)
     return simulate(request.trace, request.experiment), request.trace

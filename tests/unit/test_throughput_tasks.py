@@ -241,5 +241,5 @@ def test_divided_gives_jobs_that_state_no_micro_batches_so_many_a_gpu() -> None:
     one, other = (each.job for each in divided(trace, 2).jobs)
     assert one == stated
     assert other == a_job(id="b", micro_batches=8)
-    with pytest.raises(RequestError, match="--micro-batches: expected at most 1,000,000 a job, got 4,000,000 for job 'b'"):
+    with pytest.raises(RequestError, match="micro_batches: expected at most 1,000,000 a job, got 4,000,000 for job 'b'"):
         divided(trace, 1_000_000)

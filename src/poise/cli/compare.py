@@ -16,7 +16,7 @@ from poise.cli.sweep import SweepRequest, parse_loads, sweep
 from poise.lab.analysis.run_tables import per_job_table
 from poise.lab.columns import Table
 from poise.lab.comparison import PolicyRuns, joined, split_policies
-from poise.lab.experiment import Experiment, SimulatedRun
+from poise.lab.experiment import Experiment, FinishedSimulation
 from poise.lab.output_files import check_folder, make_folder, run_folders, write_comparison
 from poise.lab.parallel import spread, workers_for
 from poise.lab.report.comparison import ComparedRun, comparison_page, table
@@ -31,6 +31,7 @@ from poise.scheduler.model.units import counted
 EPILOG = """\b
 Examples:
   poise compare synthetic:jobs=2000 --cluster v100:16,k80:16 --policies fifo,srtf,tiresias --html report.html
+  poise compare synthetic:jobs=300 --cluster gpu:32 --policies fifo,srtf --per-job jobs.csv --out runs
   poise compare synthetic:jobs=300 --cluster gpu:32 --policies fifo,srtf --loads 0.5,1,2 --seeds 5
 """
 
@@ -136,11 +137,11 @@ Compared = tuple[ComparedRun, Table]
 """A run for the table and the report, and its jobs for --per-job."""
 
 
-def _with_rows(done: SimulatedRun) -> Compared:
+def _with_rows(done: FinishedSimulation) -> Compared:
     return ComparedRun.of(done.summary, done.history, done.measured), per_job_table(done.history, done.measured)
 
 
-def _without_rows(done: SimulatedRun) -> Compared:
+def _without_rows(done: FinishedSimulation) -> Compared:
     return ComparedRun.of(done.summary, done.history, done.measured), Table({})
 
 

@@ -63,7 +63,7 @@ class Table:
         """The names of the columns, in order."""
         return tuple(self._columns)
 
-    def __getitem__(self, name: str) -> Column:
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - an array or a list
         try:
             return self._columns[name]
         except (KeyError, TypeError):
@@ -196,8 +196,8 @@ class UnknownKeyError(UnknownNameError, KeyError):
 
 
 def _arrow_type(column: Column, arrow: Any) -> object:  # noqa: ANN401 - a module
-    """Text for a list, so that one of no text at all has a type, too; that of an array is its own."""
-    return None if isinstance(column, np.ndarray) else arrow.string()
+    """Text for a list that holds no value, so that it has a type, too; of any other column Arrow finds it by itself."""
+    return arrow.string() if isinstance(column, list) and all(value is None for value in column) else None
 
 
 def _plain(column: Column) -> list[Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from poise.engine.journal import NAME
 from poise.lab.analysis.run_tables import per_job_table
 from poise.lab.columns import Column, Table
-from poise.lab.experiment import Experiment, SimulatedRun, simulate
+from poise.lab.experiment import Experiment, FinishedSimulation, simulate
 from poise.lab.output_files import write_run
 from poise.lab.traces.schema import Trace
 from poise.scheduler.model.errors import OptionError
@@ -26,7 +26,7 @@ class PolicyRuns(Generic[Result]):
     """
 
     trace: Trace
-    finish: Callable[[SimulatedRun], Result]
+    finish: Callable[[FinishedSimulation], Result]
     folders: Mapping[str, Path]
 
     def run(self, experiment: Experiment, watch: Callable[[int], bool] = lambda _ended: True) -> Result:

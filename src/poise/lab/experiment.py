@@ -67,7 +67,7 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedRun:
+class FinishedSimulation:
     """What came of a simulation."""
 
     summary: Summary
@@ -77,7 +77,7 @@ class SimulatedRun:
 
 def simulate(
     trace: Trace, experiment: Experiment, *, journal: Path | None = None, watch: Callable[[int], bool] = lambda _ended: True
-) -> SimulatedRun:
+) -> FinishedSimulation:
     """Run a trace under an experiment.
 
     journal   file to write the journal to
@@ -119,7 +119,7 @@ def simulate(
     labels = SummaryLabels(experiment.policy, trace.name, str(experiment.cluster), experiment.seed, len(trace.jobs))
     rounds = None if experiment.settings.cadence is Cadence.EVENTS else experiment.settings.round
     summary = summarise(history, measured, labels, effort, round_seconds=rounds, partial=not complete)
-    return SimulatedRun(summary, history, measured)
+    return FinishedSimulation(summary, history, measured)
 
 
 def header_of(trace: Trace, experiment: Experiment) -> Header:

@@ -27,7 +27,7 @@ AHEAD = 3
 """Tasks handed out per process: enough that none waits, few enough that thousands of tasks cost nothing extra."""
 
 
-class Watch(Protocol):
+class WorkWatch(Protocol):
     """Who watches the work: is shown how much is done, and may ask to stop by `interrupted`."""
 
     interrupted: bool
@@ -42,7 +42,7 @@ def workers_for(tasks: int, most: int | None = None) -> int:
 
 
 def spread(
-    work: Callable[[Task], Result], tasks: Sequence[Task], watch: Watch, *, processes: int | None = None
+    work: Callable[[Task], Result], tasks: Sequence[Task], watch: WorkWatch, *, processes: int | None = None
 ) -> Iterator[tuple[int, Result]]:
     """Yield the index of each task and its result, as they finish.
 

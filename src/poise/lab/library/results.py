@@ -15,7 +15,7 @@ from poise.lab.analysis.statistics import KEYS, Average, Contrast, Mean
 from poise.lab.analysis.summary import Summary
 from poise.lab.columns import Column, Table, UnknownKeyError, required
 from poise.lab.comparison import joined
-from poise.lab.experiment import SimulatedRun
+from poise.lab.experiment import FinishedSimulation
 from poise.lab.report.comparison import COLUMNS, ComparedRun, comparison_page, table
 from poise.lab.report.notes import comparison_notes, run_notes
 from poise.lab.report.page import HtmlTable
@@ -54,7 +54,7 @@ class SimulationResult:
     _run: ComparedRun = field(compare=False)
 
     @staticmethod
-    def of(done: SimulatedRun, trace: Trace) -> "SimulationResult":
+    def of(done: FinishedSimulation, trace: Trace) -> "SimulationResult":
         """Take from a run what people look at."""
         return SimulationResult(
             done.summary,
@@ -286,7 +286,9 @@ def check_key(key: str) -> str:
 
 
 def _column(values: list[Any]) -> Column:
-    if all(isinstance(value, bool | str) for value in values):
+    if all(isinstance(value, bool) for value in values):
+        return np.array(values, dtype=np.bool_)
+    if all(isinstance(value, str) for value in values):
         return values
     if all(isinstance(value, int) for value in values):
         return np.array(values, dtype=np.int64)

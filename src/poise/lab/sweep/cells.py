@@ -13,7 +13,7 @@ from poise.lab.analysis.statistics import Cell, Grid
 from poise.lab.analysis.summary import Summary
 from poise.lab.experiment import Experiment, check, scaled, simulate
 from poise.lab.options import ExperimentOptions, ExperimentRequest, TraceLike, read_experiment
-from poise.lab.parallel import Watch, spread, workers_for
+from poise.lab.parallel import WorkWatch, spread, workers_for
 from poise.lab.traces.parsing import whole
 from poise.lab.traces.reader import STANDARD_INPUT
 from poise.lab.traces.schema import Trace
@@ -135,7 +135,7 @@ def check_grid(source: SweepSource, grid: Grid) -> ExperimentRequest:
 
 
 def run_cells(
-    source: SweepSource, cells: Sequence[Cell], watch: Watch, *, processes: int | None = None
+    source: SweepSource, cells: Sequence[Cell], watch: WorkWatch, *, processes: int | None = None
 ) -> Generator[tuple[Cell, Summary], None, None]:
     """Run the cells on all cores, and yield them as they finish; end early if the watch is interrupted."""
     runs = CellRuns(source)
