@@ -1,5 +1,7 @@
 """`poise compare`: several policies over one trace, as a table, as JSON, as a report."""
 
+import csv
+import json
 import os
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -142,3 +144,64 @@ def test_what_is_wrong_is_found_before_processes_are_started(
 def test_json_of_a_model_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     trace = a_trace(tmp_path, a_row("a", seconds=None, steps=5, model="resnet51"))
     assert "nearest: ResNet50" in poise("compare", trace, "--policies", "fifo,srtf", "--json").refusal
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_every_job_and_every_run_is_written(cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    trace = a_trace(tmp_path, *FOUR, a_row("huge", gpus=99))
+    names = ["fifo", "tiresias:limits=100/200,promote=2"]
+    words = ("compare", trace, "--cluster", "gpu:4", *EVENTS, "--policies", ",".join(names), "--quiet")
+    assert poise(*words, "--per-job", tmp_path / "jobs.csv", "--out", tmp_path / "runs").code == 0
+    assert poise(*words, "--per-job", tmp_path / "jobs.json").code == 0
+    rows = json.loads((tmp_path / "jobs.json").read_text())
+    cells = list(csv.DictReader((tmp_path / "jobs.csv").read_text().splitlines()))
+    assert [(row["policy"], row["job"]) for row in rows] == [(name, job) for name in names for job in ["A", "huge", *"BCD"]]
+    for row, cell in zip(rows, cells, strict=True):
+        assert {key: "" if value is None else str(value) for key, value in row.items()} == cell
+    summaries = json.loads((tmp_path / "runs" / "comparison.json").read_text())
+    assert [each["policy"] for each in summaries] == names
+    for name, folder, summary in zip(names, ("fifo", "tiresias-limits=100-200,promote=2"), summaries, strict=True):
+        alone = tmp_path / f"alone-{folder}"
+        assert poise("simulate", trace, "--cluster", "gpu:4", *EVENTS, "--policy", name, "--out", alone, "--quiet").code == 0
+        assert sorted(path.name for path in alone.iterdir()) == ["jobs.csv", "journal.jsonl", "summary.json"]
+        for path in alone.iterdir():
+            assert path.read_bytes() == (tmp_path / "runs" / folder / path.name).read_bytes()
+        assert json.loads((alone / "summary.json").read_text()) == summary
+        assert poise("replay", tmp_path / "runs" / folder, "--json").json["exact"] is True
+
+
+def test_what_an_earlier_comparison_wrote_is_replaced_and_nothing_else_is(tmp_path: Path) -> None:
+    words = ("compare", a_trace(tmp_path, *FOUR), "--cluster", "gpu:4", "--policies", "fifo")
+    where = ("--out", tmp_path / "runs", "--per-job", tmp_path / "jobs.json")
+    assert poise(*words, *where).err == ""
+    assert poise(*words, *where).err.splitlines() == [
+        f"note: --out {tmp_path}/runs: replaces what an earlier run wrote",
+        f"note: --per-job {tmp_path}/jobs.json: replaces what an earlier run wrote",
+    ]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("mine")
+    assert "holds thesis.txt and no run" in poise(*words, "--out", tmp_path / "mine").refusal
+    assert "there is a file of another kind" in poise(*words, "--per-job", a_trace(tmp_path, *FOUR, name="t.csv")).refusal
+
+
+REFUSED_FILES = {
+    "rows of no kind": (("--per-job", "rows.txt"), "--per-job rows.txt: expected a file that ends in .csv or .json"),
+    "rows in no folder": (("--per-job", "no/rows.csv"), "--per-job no/rows.csv: there is no folder no"),
+    "rows of a sweep": (
+        ("--per-job", "rows.csv", "--seeds", "2"),
+        "--per-job is not for sweeps; leave out --loads",
+    ),
+    "folders of a sweep": (("--out", "runs", "--loads", "1,2"), "--out is not for sweeps; leave out --loads"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED_FILES)
+def test_files_that_cannot_be_are_refused_before_any_work(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, want = REFUSED_FILES[what]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare, "run_all", None)
+    assert want in poise("compare", a_trace(tmp_path, *FOUR), "--policies", "fifo,srtf", *words).refusal
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]

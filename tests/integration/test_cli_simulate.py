@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 from tests.shell import DATA, EVENTS, FOUR, a_row, a_trace, jcts, per_job, poise, poise_apart, simulated
@@ -231,3 +232,26 @@ def test_out_holds_what_was_said_apart_from_cpu_times(tmp_path: Path) -> None:
     got = simulated(a_trace(tmp_path, *FOUR), "--out", tmp_path / "a" / "b")
     kept = json.loads((tmp_path / "a" / "b" / "summary.json").read_text())
     assert kept == {key: value for key, value in got.items() if key not in ("cpu_seconds", "policy_seconds")}
+
+
+def test_html_is_the_report_of_one_run(tmp_path: Path) -> None:
+    html = tmp_path / "run.html"
+    words = ("simulate", a_trace(tmp_path, *FOUR, name="<b>.jsonl"), "--cluster", "gpu:4", *EVENTS, "--html", html)
+    said = poise(*words)
+    assert said.out.endswith(f"report: {html}\n")
+    text = html.read_text(encoding="utf-8")
+    root = ET.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
+    assert [each.text for each in root.iterfind(".//h2")] == [
+        "Summary", "Who held which GPU", "Completion times and fairness", "The cluster over time",
+    ]  # fmt: skip
+    assert len(list(root.iter("figure"))) == 5  # four, and the timeline as a picture
+    assert "average JCT" in {cell.text for cell in root.iterfind(".//tbody/tr/th")}
+    assert poise(*words, "--json").json["policy"] == "fifo"
+    assert f"note: --html {html}: replaces what an earlier run wrote" in poise(*words).err
+    assert poise(*words[:-1], tmp_path / "<b>.jsonl").refusal.startswith(f"--html {tmp_path}/<b>.jsonl: there is a file of")
+
+
+def test_a_run_of_which_nothing_runs_has_a_report(tmp_path: Path) -> None:
+    said = poise("simulate", a_trace(tmp_path, a_row("huge", gpus=99)), "--cluster", "gpu:4", "--html", tmp_path / "r.html")
+    assert said.code == 0
+    assert "No job ever held a GPU." in (tmp_path / "r.html").read_text(encoding="utf-8")
