@@ -14,7 +14,9 @@ import click
 
 from poise import policies
 from poise.cli.app import poise
+from poise.cli.simulate import simulate
 from poise.engine.assembly import PRESETS
+from poise.lab.options import ExperimentOptions
 from poise.lab.traces.registry import FORMATS
 from poise.lab.traces.synthetic import KNOBS
 from poise.scheduler.core.reasons import Code
@@ -175,6 +177,25 @@ def _first_paragraph(thing: object) -> str:
     return _ARRAYS.get(str(thing)) or " ".join((getdoc(thing) or "").split("\n\n")[0].split())
 
 
+def _library_options(_argument: str) -> str:
+    """The options that `simulate`, `compare` and `sweep` of the library share, as the command line explains them."""
+    helps = {each.name: each.help for each in simulate.params if isinstance(each, click.Option)}
+    rows = []
+    for each in fields(ExperimentOptions):
+        text = " ".join((helps[each.name] or "").split())
+        meaning = text if each.default is None else re.sub(r"\s*\[default: [^]]*\]", "", text)
+        rows.append([_code(each.name), _code(_option_type(each.name, each.type)), _code(repr(each.default)), meaning])
+    return _table(["option", "type", "default", "meaning"], rows)
+
+
+def _option_type(option: str, kind: object) -> str:
+    """A type as a reader would write it."""
+    if option == "cluster":
+        return "ClusterLike"
+    name = kind.__name__ if isinstance(kind, type) else str(kind)
+    return re.sub(r"(\w+\.)+", "", name).replace("float | str", "Duration")
+
+
 def _script(words: str) -> str:
     """An example as it is, or some of its functions and classes: `examples/live/train_jax.py advance main`."""
     path, *names = words.split()
@@ -201,5 +222,6 @@ _PARTS: dict[str, Callable[[str], str]] = {
     "codes": _codes,
     "attributes": _attributes,
     "names": _names,
+    "library-options": _library_options,
     "script": _script,
 }
