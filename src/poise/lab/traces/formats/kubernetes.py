@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from poise.lab.traces.formats.kubernetes_objects import KubeKind, KubeObject, KubeRun, object_of
+from poise.lab.traces.formats.kubernetes_objects import KubeKind, KubeObject, GpuSpan, object_of
 from poise.lab.traces.parsing import FieldError, TraceInput, label
 from poise.lab.traces.schema import FailedAttempt, JobOutcome, RunAttempt, TraceJob
 from poise.scheduler.model.job import Job
@@ -146,12 +146,12 @@ def _unit(telling: Iterable[KubeObject]) -> int:
 
 
 @dataclass(slots=True)
-class _Attempt:
+class _GangAttempt:
     """Runs that overlap, of pods; or one run of an object that stands for all its pods."""
 
     start: float
     end: float
-    parts: list[tuple[KubeObject, KubeRun]] = field(default_factory=list)
+    parts: list[tuple[KubeObject, GpuSpan]] = field(default_factory=list)
 
     @property
     def gpus(self) -> int:
@@ -180,18 +180,18 @@ class _Attempt:
         return next(each for each in (JobOutcome.FAILED, JobOutcome.KILLED, JobOutcome.PASSED) if each in outcomes)
 
 
-def _attempts(parts: Iterable[tuple[KubeObject, KubeRun]]) -> list[_Attempt]:
+def _attempts(parts: Iterable[tuple[KubeObject, GpuSpan]]) -> list[_GangAttempt]:
     """Return the attempts in order."""
-    attempts: list[_Attempt] = []
+    attempts: list[_GangAttempt] = []
     for each, run in sorted(parts, key=lambda part: (part[1].start, part[1].end)):
         if not attempts or run.start >= attempts[-1].end:
-            attempts.append(_Attempt(run.start, run.end))
+            attempts.append(_GangAttempt(run.start, run.end))
         attempts[-1].end = max(attempts[-1].end, run.end)
         attempts[-1].parts.append((each, run))
     return attempts
 
 
-def _failures(attempts: Sequence[_Attempt]) -> tuple[FailedAttempt, ...]:
+def _failures(attempts: Sequence[_GangAttempt]) -> tuple[FailedAttempt, ...]:
     """Return the attempts before the last one that failed."""
     failures, ran = [], 0.0
     for attempt in attempts[:-1]:

@@ -46,7 +46,7 @@ class KubeOwner(NamedTuple):
     name: str
 
 
-class KubeRun(NamedTuple):
+class GpuSpan(NamedTuple):
     """From when to when GPUs were held, and how that ended."""
 
     start: float
@@ -74,7 +74,7 @@ class KubeObject(NamedTuple):
     name: str
     created: float
     pod_gpus: tuple[tuple[int, int], ...]
-    runs: tuple[KubeRun, ...]
+    runs: tuple[GpuSpan, ...]
     outcome: JobOutcome | None
     is_open: bool
     has_no_end: bool
@@ -93,7 +93,7 @@ class KubeObject(NamedTuple):
 class _Story(NamedTuple):
     """Runs of an object that have ended, how it ended as a whole, and what is missing."""
 
-    runs: tuple[KubeRun, ...] = ()
+    runs: tuple[GpuSpan, ...] = ()
     outcome: JobOutcome | None = None
     is_open: bool = False
     has_no_end: bool = False
@@ -172,7 +172,7 @@ def _pod_story(status: Record) -> _Story:
         return _Story(outcome=outcome)
     if not known or len(known) < len(ends) or max(known) < start:
         return _Story(outcome=outcome, has_no_end=True)
-    return _Story((KubeRun(start, max(known), outcome),), outcome)
+    return _Story((GpuSpan(start, max(known), outcome),), outcome)
 
 
 def _job_story(status: Record) -> _Story:
@@ -203,13 +203,13 @@ def _volcano_story(status: Record) -> _Story:
         return _Story(is_open=True)
     changes = [(text_in(each, "status"), _time(each, "lastTransitionTime")) for each in objects_in(status, "conditions")]
     changes.append((phase, _time(object_in(status, "state"), "lastTransitionTime")))
-    runs: list[KubeRun] = []
+    runs: list[GpuSpan] = []
     start: float | None = None
     for now, at in changes:
         if now == "Running":
             start = at if start is None else start
         elif start is not None and at is not None and now != "Completing":
-            runs.append(KubeRun(start, max(at, start), _VOLCANO_ENDS.get(now, JobOutcome.FAILED)))
+            runs.append(GpuSpan(start, max(at, start), _VOLCANO_ENDS.get(now, JobOutcome.FAILED)))
             start = None
     return _Story(tuple(runs), outcome, has_no_end=start is not None)
 
@@ -217,7 +217,7 @@ def _volcano_story(status: Record) -> _Story:
 def _story(start: float | None, end: float | None, outcome: JobOutcome) -> _Story:
     if start is None or end is None or end < start:
         return _Story(outcome=outcome, has_no_end=start is not None)
-    return _Story((KubeRun(start, end, outcome),), outcome)
+    return _Story((GpuSpan(start, end, outcome),), outcome)
 
 
 def _condition(status: Record, kind: str) -> Record | None:
