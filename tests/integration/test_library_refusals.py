@@ -171,7 +171,7 @@ WRONG: dict[str, tuple[Callable[[], object], type[poise.PoiseError], str]] = {
         lambda: poise.Trace("t", (poise.Job("a", 0, 1, duration=1),)),  # type: ignore[arg-type]
         poise.RequestError, "Trace.of makes one of jobs, rows or a data frame",
     ),
-    "a load below 0 of a trace": (lambda: TRACE.scaled(load=-1), OptionError, "load: expected a finite number above 0,"),
+    "a load below 0 of a trace": (lambda: TRACE.scaled(load=-1), OptionError, "load: expected a number above 0,"),
     "a trace written as text": (lambda: TRACE.write("t.txt"), poise.RequestError, "t.txt: expected a file that ends in"),
     "a negative head": (lambda: TRACE.head(-1), OptionError, "jobs: expected a whole number of at least 0, got -1"),
     "a knob misspelt": (lambda: poise.synthetic(job=3), UnknownNameError, "unknown knob of a synthetic trace 'job'; did"),

@@ -4,7 +4,6 @@ import html
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple, overload
@@ -138,9 +137,9 @@ class Trace:
         return replace(self, jobs=tuple(each for each in self.jobs if keep(each.job)))
 
     def scaled(self, load: float) -> "Trace":
-        """Return the same jobs, arriving `load` times as fast. The first one stays where it is."""
-        if isinstance(load, bool) or not isinstance(load, int | float) or not 0 < load < inf:
-            raise OptionError("load", f"expected a finite number above 0, got {load!r}")
+        """Return the same jobs, arriving `load` times as fast; inf: all at once. The first one stays where it is."""
+        if isinstance(load, bool) or not isinstance(load, int | float) or not load > 0:
+            raise OptionError("load", f"expected a number above 0, got {load!r}")
         if load == 1.0 or not self.jobs:
             return self
         first = self.jobs[0].job.submitted

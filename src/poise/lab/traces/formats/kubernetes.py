@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from poise.lab.traces.formats.kubernetes_objects import KubeKind, KubeObject, GpuSpan, object_of
+from poise.lab.traces.formats.kubernetes_objects import GpuSpan, KubeKind, KubeObject, object_of
 from poise.lab.traces.parsing import FieldError, TraceInput, label
 from poise.lab.traces.schema import FailedAttempt, JobOutcome, RunAttempt, TraceJob
 from poise.scheduler.model.job import Job
