@@ -197,6 +197,17 @@ def test_worker_batches_of_all_ranks_are_the_batch_of_one(monkeypatch: pytest.Mo
     assert all(torch.equal(torch.cat(mine), want) for mine, want in zip(zip(*parts, strict=True), whole, strict=True))
 
 
+def test_worker_whole_batches_are_those_of_one_rank_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    from poise.worker.pytorch import Batches, WholeBatches
+
+    alone = [batch[0] for batch in Batches(data(), batch_size=8, seed=3)]
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    batches = WholeBatches(data(), batch_size=8, seed=3)
+    batches.load_state_dict({"next": 2})
+    assert all(torch.equal(mine[0], want) for mine, want in zip(batches, alone[2:], strict=True))
+
+
 def test_worker_batches_larger_than_the_data_are_refused() -> None:
     from poise.worker.pytorch import batch_at
 

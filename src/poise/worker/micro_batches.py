@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from heapq import heapify, heapreplace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Self
 
 from poise.worker.protocol import WorkerEnv, WorkerError
@@ -26,6 +27,7 @@ class MicroBatches(int):
 
     _env: WorkerEnv
     _report: Callable[[float], object]
+    _found: dict[int, list[range]]  # micro-batches of each rank, by how many there are in all
     _step: int
     _uses: int  # in this step
     _is_open: bool  # it was called, and the loop over the parts has not come to its end
@@ -33,7 +35,7 @@ class MicroBatches(int):
     def __new__(cls, env: WorkerEnv, report: Callable[[float], object]) -> Self:
         """Make it from the environment. `report` is called with the loss of each whole batch."""
         made = super().__new__(cls, env.micro_batches or env.world_size)
-        made._env, made._report = env, report
+        made._env, made._report, made._found = env, report, {}
         made._step, made._uses, made._is_open = 0, 0, False
         return made
 
@@ -65,17 +67,15 @@ class MicroBatches(int):
 
         count = int(self) if parts is None else _parts(parts)
         self.require_complete()
-        shares = BatchShares(
-            self._env, [share(count, rank, self._speeds) for rank in range(self._env.world_size)], self._complete
-        )
+        given = BatchShares(self._env, self._by_rank(count), self._complete)
         place = None if seed is None else f"{seed}/{self._step}/{self._uses}"
-        made = Accumulation(batch, models, shares, seed=place, scaler=scaler)
+        made = Accumulation(batch, models, given, seed=place, scaler=scaler)
         self._uses, self._is_open = self._uses + 1, True
         return made
 
     def share(self, parts: int | None = None) -> range:
         """Return this rank's share of that many micro-batches; None: of the job's."""
-        return share(int(self) if parts is None else _parts(parts), self._env.rank, self._speeds)
+        return self._by_rank(int(self) if parts is None else _parts(parts))[self._env.rank]
 
     def begin_step(self, step: int) -> None:
         """Note which step comes next: random numbers of its parts follow from it."""
@@ -90,9 +90,10 @@ class MicroBatches(int):
                 "gradients of the ranks were not added; compute every part"
             )
 
-    @property
-    def _speeds(self) -> Sequence[float]:
-        return self._env.rank_speeds or (1.0,) * self._env.world_size
+    def _by_rank(self, parts: int) -> list[range]:
+        if parts not in self._found:  # exact arithmetic, which takes milliseconds with many ranks
+            self._found[parts] = shares(parts, self._env.rank_speeds or (1.0,) * self._env.world_size)
+        return self._found[parts]
 
     def _complete(self, loss: float) -> None:
         self._is_open = False
@@ -101,9 +102,14 @@ class MicroBatches(int):
 
 def share(parts: int, rank: int, speeds: Sequence[float]) -> range:
     """Return one rank's micro-batches out of 0 .. parts - 1."""
+    return shares(parts, speeds)[rank]
+
+
+def shares(parts: int, speeds: Sequence[float]) -> list[range]:
+    """Return the micro-batches of each rank out of 0 .. parts - 1."""
     given = counts(parts, speeds)
-    first = sum(given[:rank])
-    return range(first, first + given[rank])
+    ends = accumulate(given)
+    return [range(end - count, end) for end, count in zip(ends, given, strict=True)]
 
 
 def counts(parts: int, speeds: Sequence[float]) -> list[int]:

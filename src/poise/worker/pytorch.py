@@ -127,6 +127,14 @@ class Batches:
         self._next = state_dict["next"]
 
 
+class WholeBatches(Batches):
+    """The same batches, each whole on every rank: what `lease.micro_batches` takes."""
+
+    def __init__(self, data: Any, *, batch_size: int, seed: int, **more: Any) -> None:  # noqa: ANN401  torch's
+        super().__init__(data, batch_size=batch_size, seed=seed, **more)
+        self._mine = slice(None)
+
+
 class _SeededData:
     """A data set each of whose samples draws random numbers of its own, whichever process loads it.
 
