@@ -41,6 +41,8 @@ TABLE = (
     Row("GET", "/v1/jobs/{job}/logs", EVERYBODY, OPERATORS),
     Row("POST", "/v1/jobs/{job}/cancel", USERS, OPERATORS),
     Row("POST", "/v1/tenants/{tenant}/cancel", USERS, OPERATORS),
+    Row("POST", "/v1/cancellations", USERS, USERS, {"tenant": "mine"}),
+    Row("GET", "/v1/names/{name}", EVERYBODY, EVERYBODY),
     Row("POST", "/v1/jobs/{job}/hold", USERS, OPERATORS),
     Row("POST", "/v1/jobs/{job}/release", USERS, OPERATORS),
     Row("POST", "/v1/files/{sha256}", USERS, USERS, {"total": 1024, "offset": 0, "data": ""}),
@@ -226,3 +228,24 @@ def test_files_of_another_tenant_are_for_operators(api: Api) -> None:
     path, body = f"/v1/files/{'0' * 64}?tenant=theirs", {"total": 1024, "offset": 0, "data": ""}
     answers = {role: api.call(role, "POST", path, body).status for role in ("user", "operator", "admin")}
     assert answers == {"user": 403, "operator": 200, "admin": 200}
+
+
+@pytest.mark.parametrize("body", [{}, {"tenant": "theirs"}, {"tenant": None, "app": "a"}, {"states": ["PENDING"]}])
+def test_users_cancel_jobs_of_their_own_tenant_alone(body: dict[str, object], shared: Api) -> None:
+    shared.renew()
+    assert shared.call("user", "POST", "/v1/cancellations", body).problem[:2] == (403, "forbidden")
+    assert not any(kept.state.is_final for kept in shared.engine.jobs.values())
+
+
+def test_jobs_that_have_ended_cannot_be_cancelled_by_state(shared: Api) -> None:
+    shared.renew()
+    wrong: tuple[dict[str, object], ...] = (
+        {"states": ["FAILED"]},
+        {"states": ["GONE"]},
+        {"state": "PENDING"},
+        {"tenant": 1},
+    )
+    for body in wrong:
+        assert shared.call("operator", "POST", "/v1/cancellations", body).problem[:2] == (400, "wrong-request"), body
+    done = shared.call("operator", "POST", "/v1/cancellations", {"states": ["PENDING"]})
+    assert (done.status, done.json) == (200, {"tenant": None, "jobs": 2})
