@@ -24,7 +24,7 @@ from poise.cli import INTERRUPTED
 from poise.cli.live import connected, document
 from poise.cli.options import examples, json_option, print_json
 from poise.cli.output import console
-from poise.cli.top_frame import Seen, Wish, frame
+from poise.cli.top_frame import HOLDING, Seen, Wish, frame
 from poise.scheduler.model.errors import PoiseError, RequestError
 from poise.service.client import Client
 from poise.service.wire.views import JobState, NodeList
@@ -40,7 +40,6 @@ LOOK = 0.2
 """Seconds between two looks at the keyboard and the size of the window."""
 ONCE_HEIGHT = 200
 _ENDED = tuple(state for state in JobState if state.is_final)
-_HOLDING = ("STARTING", "RUNNING", "CHECKPOINTING")
 
 
 class Watcher:
@@ -54,9 +53,9 @@ class Watcher:
     def look(self, rows: int, *, ended: bool) -> Seen:
         """The service now, with so many jobs of each kind."""
         page = self._client.queue(limit=rows)
-        running = tuple(row for row in page.jobs if row.gpus)
-        waiting = page.jobs[len(running) :]
-        holding = sum(page.counts.get(state, 0) for state in _HOLDING)
+        running = tuple(row for row in page.jobs if row.state in HOLDING)
+        waiting = tuple(row for row in page.jobs if row.state not in HOLDING)
+        holding = sum(page.counts.get(state, 0) for state in HOLDING)
         if len(waiting) < min(rows, page.total - holding):
             waiting = self._client.queue(limit=rows, offset=holding).jobs
         return Seen(

@@ -15,10 +15,12 @@ from poise.cli.queue import NONE, span
 from poise.lab.report.axes import amount
 from poise.scheduler.model.units import counted
 from poise.service.wire.request import plain
-from poise.service.wire.views import JobRow, NodeCondition, NodeList, NodeRow, ServiceView, Shares
+from poise.service.wire.views import JobRow, JobState, NodeCondition, NodeList, NodeRow, ServiceView, Shares
 
 MOST_TYPES, MOST_TENANTS, NODE_LINES = 4, 5, 2
 """Lines that GPU types, tenants and nodes may take; jobs get the rest."""
+HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.CHECKPOINTING)
+"""States of jobs on GPUs; all others wait, or have ended."""
 BAR = 20
 """Characters of the bar of a GPU type."""
 
@@ -182,8 +184,8 @@ def _tenants(shares: Shares, width: int) -> list[Line]:
 def _jobs(seen: Seen, wish: Wish, width: int, height: int) -> list[Line]:
     """The tables of jobs, each with a line that counts them; they share the height as they need it."""
     running = sorted(seen.running, key=_KEYS[wish.order]) if wish.order in _KEYS else seen.running
-    holding = sum(seen.counts.get(state, 0) for state in ("STARTING", "RUNNING", "CHECKPOINTING"))
-    waiting = sum(seen.counts.get(state, 0) for state in ("PENDING", "PAUSED"))
+    holding = sum(seen.counts.get(state, 0) for state in HOLDING)
+    waiting = sum(seen.counts.get(state, 0) for state in (JobState.PENDING, JobState.PAUSED))
     tables = [
         (f"{counted(holding, 'job')} on GPUs", _RUNNING, [_running_cells(row) for row in running]),
         (f"{counted(waiting, 'job')} waiting", _WAITING, [_waiting_cells(row) for row in seen.waiting]),
