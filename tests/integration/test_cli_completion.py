@@ -5,6 +5,7 @@ import os
 import pty
 import select
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -16,12 +17,19 @@ from unittest.mock import patch
 
 import click
 import pytest
+from tests.fake_engine import Kept, an_api
+from tests.integration.test_live_commands import Bridge
 from tests.shell import as_json, poise
 
+from poise.cli import words
 from poise.cli.app import COMPLETION, VERBS
 from poise.cli.app import poise as program
 from poise.cli.words import COMPLETERS, answer
 from poise.scheduler.policies.catalogue import POLICIES
+from poise.service.client import Client
+from poise.service.server.http.guard import ApiOptions
+from poise.service.server.logs import Logbook
+from poise.service.wire.request import JobRequest
 
 PATIENCE = 60.0
 WHERE = sysconfig.get_path("scripts")
@@ -35,6 +43,18 @@ def offered(line: str) -> list[str]:
         assert answer() == 0
     assert err.getvalue() == ""
     return [each.partition("\t")[2] for each in out.getvalue().splitlines()]
+
+
+class FakeClient:
+    """Makes clients of a service with job-0 of tenant mine, and job-1 of theirs, which is called fit and of an app."""
+
+    def __init__(self, folder: Path) -> None:
+        self._api = an_api(folder, ApiOptions(log=Logbook(io.StringIO())))
+        request = JobRequest(command=("x",), name="fit", app="sweep")
+        self._api.engine.jobs["job-1"] = Kept("theirs", request)
+
+    def made(self) -> Client:
+        return Client("http://localhost", self._api.tokens["admin"], transport=Bridge(self._api), patience=0.0)
 
 
 @pytest.fixture
@@ -79,6 +99,31 @@ def test_words_are_offered_and_without_a_service_nothing_is_said(line: str) -> N
         assert found == ["synthetic:", "syn"]
     else:
         assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_no_service")
+def test_a_service_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("POISE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("POISE_TOKEN", "secret")
+        began = time.monotonic()
+        assert offered("poise cancel ") == []
+        assert time.monotonic() - began < 3 * words.PATIENCE
+
+
+@pytest.mark.usefixtures("_no_service")
+def test_words_of_a_service_are_its_jobs_tenants_nodes_and_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = FakeClient(tmp_path)
+    monkeypatch.setattr("poise.service.client.Client.from_config", lambda **_: client.made())
+    assert offered("poise cancel ") == ["job-0", "job-1", "fit"]
+    assert offered("poise show jo") == ["job-0", "job-1"]
+    assert offered("poise wait job-0 f") == ["fit"]
+    assert offered("poise events --job f") == ["fit"]
+    assert offered("poise queue --tenant th") == ["theirs"]
+    assert offered("poise drain ") == ["gpu-0"]
+    assert offered("poise submit --type ") == ["gpu"]
+    assert offered("poise cancel --app ") == ["sweep"]
 
 
 @pytest.mark.usefixtures("_no_service")

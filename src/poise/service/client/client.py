@@ -203,7 +203,7 @@ class Client:
         return self.submit_all(replace(JobDraft.of(request), variants=variants).requests(key), key=key)
 
     def job(self, job: str) -> JobHandle:
-        """A handle of a job, by its id, or by its name if no other job has it. The server is not asked yet."""
+        """A handle of a job, by its id, its name, or how its name begins. The server is not asked yet."""
         return JobHandle(self, job)
 
     def find(self, job: str) -> str:
