@@ -173,6 +173,43 @@ def test_a_sweep_takes_a_function_of_the_seed_and_seeds_themselves() -> None:
     assert [row["avg_jct"] for row in result.runs] == want
 
 
+def test_a_sweep_goes_on_from_what_a_file_keeps(tmp_path: Path) -> None:
+    done: list[int] = []
+
+    def asked(**more: Any) -> poise.SweepResult:
+        done.clear()
+        options: dict[str, Any] = {"seeds": 2, "cluster": "gpu:8", "state": tmp_path / "s.jsonl", "processes": 1} | more
+        return poise.sweep(TRACE, policies=["fifo", "srtf"], progress=lambda now, _total: done.append(now), **options)
+
+    def numbers(result: poise.SweepResult) -> list[dict[str, Any]]:
+        return [{key: row[key] for key in row if key not in EFFORT} for row in result.runs]
+
+    first = asked()
+    assert done
+    assert numbers(asked()) == numbers(first)
+    assert not done
+    assert numbers(asked(seeds=3)) == numbers(asked(seeds=3, state=None))
+    with pytest.raises(poise.RequestError, match=r"holds another sweep, .*; name another file, or pass fresh=True$"):
+        asked(cluster="gpu:16")
+    assert len(asked(cluster="gpu:16", fresh=True).runs) == 4
+    assert done
+
+
+def test_a_kept_sweep_is_another_one_once_its_policy_was_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "rewritten_policy.py"
+    module.write_text(
+        "from poise.policies import Order, PreemptionRule, Rank, Unfitting\n\n\ndef mine() -> Order:\n"
+        "    return Order(lambda job, _p, _m: Rank(job.submitted), PreemptionRule.NEVER, Unfitting.SKIPPED)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    options: dict[str, Any] = {"policies": ["rewritten_policy:mine"], "state": tmp_path / "s.jsonl", "processes": 1}
+    poise.sweep("synthetic:jobs=5", **options)
+    poise.sweep("synthetic:jobs=5", **options)
+    module.write_text(module.read_text() + "# changed\n")
+    with pytest.raises(poise.RequestError, match="holds another sweep"):
+        poise.sweep("synthetic:jobs=5", **options)
+
+
 def youngest() -> Order:
     """The job that was submitted last comes first."""
 

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 import poise
+from poise.policies import Order, PreemptionRule, Rank, Unfitting
 from poise.scheduler.model.errors import ClusterError, OptionError, ThroughputError, TraceError, UnknownNameError
 
 TRACE = poise.synthetic(jobs=3, seed=1)
@@ -25,6 +26,11 @@ def swept(**options: Any) -> Callable[[], object]:
 
 def compared(**options: Any) -> Callable[[], object]:
     return lambda: poise.compare(TRACE, **options)
+
+
+def eldest() -> Order:
+    """The job that was submitted first comes first."""
+    return Order(lambda job, _previous, _memory: Rank(job.submitted), PreemptionRule.NEVER, Unfitting.SKIPPED)
 
 
 nothing: Any = lambda _seed: None  # noqa: E731 - a function of any type
@@ -192,6 +198,14 @@ WRONG: dict[str, tuple[Callable[[], object], type[poise.PoiseError], str]] = {
     "too many cells": (swept(seeds=10_000, loads=range(1, 200)), poise.RequestError, "expected at most 1,000,000 cells"),
     "a function that returns no trace": (
         lambda: poise.sweep(nothing, policies="fifo"), poise.RequestError, "trace: expected jobs, rows, a data",
+    ),
+    "a state in no folder": (swept(state="no/such/s.jsonl"), poise.RequestError, "state no/such/s.jsonl: there is no"),
+    "a state as a number": (swept(state=3), OptionError, "state: expected a path, got 3"),
+    "a state of policies that are objects": (
+        swept(state="s.jsonl", policies=[eldest]), OptionError, "state: runs are kept by the names of policies",
+    ),
+    "a state of a function": (
+        lambda: poise.sweep(lambda seed: TRACE, policies="fifo", state="s.jsonl"), OptionError, "state: runs are kept by",
     ),
     "times beyond reason": (swept(loads=[1e-300]), poise.RequestError, "expected at most 1e+15 seconds"),
 }  # fmt: skip

@@ -22,8 +22,7 @@ from poise.lab.output_files import check_writable
 from poise.lab.report.notes import sweep_notes
 from poise.lab.report.sweep import LEGEND, sweep_page, sweep_table
 from poise.lab.sweep.cells import SweepSource, check_grid, checked_loads, grid_of, run_cells
-from poise.lab.sweep.state import CellStart, NotASweepError, SweepState, default_place, digest_of, opened
-from poise.lab.traces.synthetic import SYNTHETIC
+from poise.lab.sweep.state import CellStart, NotASweepError, SweepState, default_place, digest_of_sweep, opened
 from poise.scheduler.model.errors import OptionError, RequestError
 from poise.scheduler.model.units import counted
 
@@ -62,7 +61,7 @@ def sweep(trace: str, names: Sequence[str], asked: SweepRequest, html: Path | No
         find_policy(name)
     request = check_grid(source, grid)
     show_notes(request.notes, quiet=quiet)
-    with closing(_open_state(asked, request, source)) as state:
+    with closing(_open_state(asked, request, source, grid)) as state:
         show_notes(list(_notes_before(state, grid)), quiet=quiet)
         left = [cell for cell in grid.cells() if cell not in state.done]
         if left:
@@ -89,10 +88,9 @@ def sweep(trace: str, names: Sequence[str], asked: SweepRequest, html: Path | No
         return INTERRUPTED
 
 
-def _open_state(asked: SweepRequest, request: ExperimentRequest, source: SweepSource) -> SweepState:
+def _open_state(asked: SweepRequest, request: ExperimentRequest, source: SweepSource, grid: Grid) -> SweepState:
     """What is finished already. A file that was named must work; the sweep continues without one in the cache."""
-    drawn_from = source.trace if isinstance(source.trace, str) and source.trace.startswith(SYNTHETIC) else None
-    digest = digest_of(request.trace, request.experiment, {**source.options.deciding(), "synthetic": drawn_from})
+    digest = digest_of_sweep(source, request, grid)
     if asked.state is not None:
         try:
             return opened(asked.state, digest, asked.start)

@@ -15,17 +15,18 @@ from typing import Any, Literal, Unpack
 from poise.engine.journal import NAME
 from poise.engine.outside import spec_of
 from poise.lab.analysis.run_tables import per_job_table
-from poise.lab.analysis.statistics import averaged
+from poise.lab.analysis.statistics import Grid, averaged
 from poise.lab.comparison import PolicyRuns, split_policies
 from poise.lab.experiment import FinishedSimulation
 from poise.lab.experiment import simulate as run_simulation
 from poise.lab.library.keywords import ExperimentKeywords, options_of, with_keywords
 from poise.lab.library.results import ComparisonResult, SimulationResult, SweepResult, notes_of
-from poise.lab.options import ExperimentOptions, TraceLike, number, read_experiment, trace_of, whole
+from poise.lab.options import ExperimentOptions, ExperimentRequest, TraceLike, number, read_experiment, trace_of, whole
 from poise.lab.output_files import (
     OutputKind,
     check_file,
     check_folder,
+    check_writable,
     make_folder,
     run_folders,
     write_comparison,
@@ -35,6 +36,7 @@ from poise.lab.parallel import spread, workers_for
 from poise.lab.progress import bar
 from poise.lab.report.notes import sweep_notes
 from poise.lab.sweep.cells import MOST_SEEDS, SweepSource, check_grid, checked_loads, grid_of, run_cells
+from poise.lab.sweep.state import CellStart, SweepState, digest_of_sweep, opened
 from poise.lab.traces.schema import Trace
 from poise.lab.traces.synthetic import SYNTHETIC, generate
 from poise.scheduler.model.errors import OptionError
@@ -108,7 +110,7 @@ def compare(
     options     the options of `poise compare`, by their names
     """
     chosen = options_of(compare, options)
-    names = grid_of(_names(policies), (1.0,), (0,)).policies
+    names = grid_of(_names(_listed(policies)), (1.0,), (0,)).policies
     folder, most = _path(out, "out"), _processes(processes)
     check_folder("out", folder, force=False)
     request = read_experiment(_loaded(trace, chosen), chosen, names[0])
@@ -133,12 +135,14 @@ def compare(
 
 
 @with_keywords
-def sweep(
+def sweep(  # noqa: PLR0913 - what the command line takes as options
     trace: TraceLike | Callable[[int], TraceLike] | object,
     *,
     policies: str | Iterable[PolicyLike],
     loads: float | Iterable[float] = 1.0,
     seeds: int | Iterable[int] = 1,
+    state: str | PathLike[str] | None = None,
+    fresh: bool = False,
     progress: Progress = None,
     processes: int | None = None,
     **options: Unpack[ExperimentKeywords],
@@ -149,6 +153,7 @@ def sweep(
              of a file stays as it is
     loads    jobs arrive this many times as fast
     seeds    how many runs of each, with `seed` and the numbers after it; or the seeds themselves
+    state    file in which finished runs are kept: the same call goes on from there;  fresh: forget what it holds
 
     The other arguments are those of `compare`.
     """
@@ -159,18 +164,38 @@ def sweep(
     if options.get("load", 1.0) != 1.0:
         raise OptionError(("load", "loads"), "say different things of the same trace; give one of the two")
     first = whole(chosen.seed, "seed", 0)
-    grid = grid_of(_names(policies), factors, _seeds(seeds, first))
+    asked = _listed(policies)
+    grid = grid_of(_names(asked), factors, _seeds(seeds, first))
     most = _processes(processes)
-    source = SweepSource.of(_drawn(trace, chosen), replace(chosen, seed=first), grid.policies[0])
+    drawn = _drawn(trace, chosen)
+    source = SweepSource.of(drawn, replace(chosen, seed=first), grid.policies[0])
+    file = _path(state, "state")
+    if file is not None and (callable(drawn) or not all(isinstance(each, str) for each in asked)):
+        raise OptionError(
+            "state", "runs are kept by the names of policies and traces; leave it out with objects and functions"
+        )
+    check_writable("state", file)
     request = check_grid(source, grid)
-    cells = list(grid.cells())
-    with (
-        _reporting(progress, "runs", len(cells)) as report,
-        closing(run_cells(source, cells, report, processes=most)) as finished,
-    ):
-        done = dict(finished)
-    rows = averaged(done, grid)
-    return SweepResult(rows, (*request.notes, *sweep_notes(rows)))
+    with closing(_kept(file, source, request, grid, CellStart.FRESH if fresh else CellStart.RESUME)) as kept:
+        left = [cell for cell in grid.cells() if cell not in kept.done]
+        with (
+            _reporting(progress, "runs", len(left)) as report,
+            closing(run_cells(source, left, report, processes=most)) as finished,
+        ):
+            for cell, summary in finished:
+                kept.keep(cell, summary)
+        rows = averaged(kept.done, grid)
+        return SweepResult(rows, (*request.notes, *kept.take_troubles(), *sweep_notes(rows)))
+
+
+def _kept(file: Path | None, source: SweepSource, request: ExperimentRequest, grid: Grid, start: CellStart) -> SweepState:
+    """What is finished already: nothing, if no file is named."""
+    if file is None:
+        return SweepState()
+    try:
+        return opened(file, digest_of_sweep(source, request, grid), start, afresh="pass fresh=True")
+    except OSError as error:
+        raise OptionError("state", f"{file}: {error.strerror or error}") from None
 
 
 def _result(done: FinishedSimulation, trace: Trace) -> SimulationResult:
@@ -200,15 +225,19 @@ def _drawn(trace: object, chosen: ExperimentOptions) -> Any:  # noqa: ANN401 - w
     return found
 
 
-def _names(policies: object) -> list[str]:
-    """The specifications of several policies."""
+def _listed(policies: object) -> list[object]:
+    """Several policies one by one, as they were given."""
     if isinstance(policies, str):
-        given: Sequence[object] = split_policies(policies)
-    else:
-        given = list(_several(policies, "policies", 'policies, e.g. ["fifo", "srtf"]'))
+        return [*split_policies(policies)]
+    given = list(_several(policies, "policies", 'policies, e.g. ["fifo", "srtf"]'))
     if not given:
         raise OptionError("policies", 'expected at least one, e.g. ["fifo", "srtf"]')
-    return [spec_of(each) for each in given]  # type: ignore[arg-type]  # it says what it takes
+    return given
+
+
+def _names(policies: Sequence[object]) -> list[str]:
+    """The specifications of several policies."""
+    return [spec_of(each) for each in policies]  # type: ignore[arg-type]  # it says what it takes
 
 
 def _several(given: object, name: str, expected: str) -> Iterable[object]:

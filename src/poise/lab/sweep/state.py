@@ -18,10 +18,14 @@ from types import NoneType
 from typing import IO, Any
 
 import poise
-from poise.lab.analysis.statistics import Cell
+from poise.engine.outside import source_files
+from poise.lab.analysis.statistics import Cell, Grid
 from poise.lab.analysis.summary import Summary
 from poise.lab.experiment import Experiment
+from poise.lab.options import ExperimentRequest
+from poise.lab.sweep.cells import SweepSource
 from poise.lab.traces.schema import Trace
+from poise.lab.traces.synthetic import SYNTHETIC
 from poise.scheduler.model.errors import RequestError
 
 FORMAT = 1
@@ -97,8 +101,10 @@ class SweepState:
             self._path.unlink(missing_ok=True)
 
 
-def opened(path: Path, digest: str, start: CellStart) -> SweepState:
+def opened(path: Path, digest: str, start: CellStart, *, afresh: str = "add --fresh") -> SweepState:
     """The state in a file, which is made if it is not there; it is locked until the process ends.
+
+    afresh   how to have what the file holds forgotten
 
     Raises RequestError for a file of another sweep, of something else, or at which another process works; OSError if it
     cannot be read or written.
@@ -115,10 +121,10 @@ def opened(path: Path, digest: str, start: CellStart) -> SweepState:
             try:
                 fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
-                problem = "another sweep is at work on it; wait for it, or name another file by --state"
+                problem = "another sweep is at work on it; wait for it, or name another file"
                 raise RequestError(f"{path}: {problem}") from None
         end = 0
-        if _is_resumable(stream, header, start):
+        if _is_resumable(stream, header, start, afresh):
             end = stream.tell()
             for line in stream:
                 if line.endswith(b"\n"):
@@ -135,7 +141,7 @@ def opened(path: Path, digest: str, start: CellStart) -> SweepState:
     return state
 
 
-def _is_resumable(stream: IO[bytes], header: bytes, start: CellStart) -> bool:
+def _is_resumable(stream: IO[bytes], header: bytes, start: CellStart, afresh: str) -> bool:
     """Whether there are cells to resume from; the stream is behind the header then. Refuses a file of another kind."""
     first = stream.readline(_LONGEST_HEADER)
     if not first.endswith(b"\n") and header.startswith(first):
@@ -150,7 +156,7 @@ def _is_resumable(stream: IO[bytes], header: bytes, start: CellStart) -> bool:
     if start is CellStart.FRESH:
         return False
     if first != header:
-        raise RequestError(f"{stream.name}: holds another sweep, or one by another Poise; name another file, or add --fresh")
+        raise RequestError(f"{stream.name}: holds another sweep, or one by another Poise; name another file, or {afresh}")
     return True
 
 
@@ -186,6 +192,14 @@ def default_place(digest: str) -> Path:
     except RuntimeError as error:
         raise OSError(str(error)) from None
     return cache / "poise" / "sweeps" / f"{digest[:32]}.jsonl"
+
+
+def digest_of_sweep(source: SweepSource, request: ExperimentRequest, grid: Grid) -> str:
+    """Return the digest of a sweep; of its policies, it holds the files of those from outside, which may change."""
+    drawn_from = source.trace if isinstance(source.trace, str) and source.trace.startswith(SYNTHETIC) else None
+    outside = {f"policy {name}": file for name in grid.policies for file in source_files(name)}
+    options = {**source.options.deciding(), "synthetic": drawn_from, **outside}
+    return digest_of(request.trace, request.experiment, options)
 
 
 def digest_of(trace: Trace, experiment: Experiment, options: Mapping[str, object]) -> str:
