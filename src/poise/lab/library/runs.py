@@ -171,9 +171,7 @@ def sweep(  # noqa: PLR0913 - what the command line takes as options
     source = SweepSource.of(drawn, replace(chosen, seed=first), grid.policies[0])
     file = _path(state, "state")
     if file is not None and (callable(drawn) or not all(isinstance(each, str) for each in asked)):
-        raise OptionError(
-            "state", "runs are kept by the names of policies and traces; leave it out with objects and functions"
-        )
+        raise OptionError("state", "runs are kept by the names of policies and traces; leave it out with objects")
     check_writable("state", file)
     request = check_grid(source, grid)
     with closing(_kept(file, source, request, grid, CellStart.FRESH if fresh else CellStart.RESUME)) as kept:
