@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessP
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import connection, get_context, parent_process
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, Protocol, TypeVar
 
 from poise.scheduler.model.errors import PoiseError
@@ -87,12 +87,16 @@ def _result_of(future: "Future[Result]") -> Result:
         raise error.with_traceback(None) from None
 
 
+_TURN = Lock()
+
+
 @contextmanager
 def _forking() -> Iterator[None]:
     """Let processes begin with Ctrl-C held back, which is theirs to ignore before it can reach them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        with warnings.catch_warnings():
+        # Threads that compare at once take turns: filters of warnings are those of the whole process.
+        with _TURN, warnings.catch_warnings():
             # From 3.12 on Python warns of forks beside other threads. The executor has one, and a notebook has several.
             warnings.simplefilter("ignore", DeprecationWarning)
             yield
