@@ -44,8 +44,8 @@ from poise.service.server.queue_view import jobs_of, node_row
 from poise.service.server.quotas import size_of
 from poise.service.server.records import LOST, JobRecord, RunRecord
 from poise.service.server.service_api import Command, RefusalCode, RequestRefusedError, Verb, fulfil, refuse
-from poise.service.server.service_state import ACCEPTED, DEFERRED, Batch, ServiceState
-from poise.service.server.storage.store import check_same, holder
+from poise.service.server.service_state import ACCEPTED, CONDITION, DEFERRED, Batch, ServiceState
+from poise.service.server.storage.store import Store, check_same, holder
 from poise.service.wire import views
 from poise.service.wire.request import JobRequest
 
@@ -148,6 +148,8 @@ class BatchBuilder:
         self._last_id = 0
         self._finished: set[str] = set()  # jobs that end with this batch; their records say so only once it is applied
         self._lost: set[str] = set()  # nodes that are lost with this batch: the core has given up the runs there
+        self._ending: dict[str, views.JobState] = {}  # the same, and those that are cancelled, as far as is known here
+        self._held: dict[str, bool] = {}  # jobs whose owners hold or release them with this batch, and what they will be
         self._hold_told: set[str] = set()  # jobs whose hold or release the core is told of in this batch
 
     def take(self, item: Command | RunEvent | NodeReport) -> None:
@@ -221,6 +223,8 @@ class BatchBuilder:
             self.batch.notes.setdefault(ACCEPTED, {})[job.id] = by.name
         record = JobRecord.of(job, request, by.name, size_of(text))
         state.usage.submitted(record)
+        state.conditions.add(record, request, self._ends_of)
+        self._held[job.id] = request.hold
         self.batch.arrivals.append((record, text))
         return job.id
 
@@ -253,8 +257,16 @@ class BatchBuilder:
         else:
             self._hold_told.add(job)
             self.batch.add(_CHANGES[verb](job), by=by.name)
+            if verb is Verb.RELEASE:
+                self._state.conditions.renew(job)
+        if verb is Verb.CANCEL:
+            self._ending.setdefault(job, views.JobState.CANCELLED)
+        else:
+            self._held[job] = verb is not Verb.RELEASE
+            self._state.conditions.touch(job)
         # The state is that after the commit, hence read late.
-        self.batch.replies.append(lambda: fulfil(command, views.CommandResult(job=job, state=record.state, text=text)))
+        state, now = self._state, self._now
+        self.batch.replies.append(lambda: fulfil(command, _changed(state, record, verb, text, now)))
 
     def _cancel_all(self, command: api.CancelJobs) -> None:
         records, left, done = self._state.records, command.left, command.done
@@ -267,11 +279,45 @@ class BatchBuilder:
             record = records.get(job)
             if record is not None and record.finished is None and job not in self._finished:
                 self.batch.add(Cancelled(job), by=command.by.name)
+                self._ending.setdefault(job, views.JobState.CANCELLED)
                 done += 1
         if len(left) > CANCELLED_AT_ONCE:
             self.followups.append(replace(command, left=left[CANCELLED_AT_ONCE:], done=done))
         else:
             self._reply(command, views.CancelledJobs(tenant=command.wanted.tenant, jobs=done))
+
+    # Conditions of a job's start.
+
+    def look_at_conditions(self) -> None:
+        """Hold, release and cancel jobs as the conditions of their start have it. Called once all that arrived was taken."""
+        conditions, by = self._state.conditions, views.Actor.SERVICE.value
+        for job, state in self._ending.items():
+            conditions.note_end(job, state)
+        if conditions.next_time() > self._now:
+            return
+        found = conditions.look(self._now, self._is_held, self._keeps_turn)
+        for job in found.closed:
+            text = next(iter(conditions.texts(job, self._state.records, self._now)), "")
+            self.batch.add(Held(job), by=by, **{CONDITION: text})
+        for job, text in found.opened.items():
+            self.batch.add(Released(job), by=by, **{CONDITION: text})
+        for job, text in found.lost.items():
+            self.batch.add(Cancelled(job), by=by, **{CONDITION: text})
+
+    def _is_held(self, job: str) -> bool:
+        """Whether the owner of a job wants it held, as of this batch."""
+        record = self._state.records.get(job)
+        return self._held.get(job, record is not None and record.held)
+
+    def _keeps_turn(self, job: str) -> bool:
+        """Whether a job that has its turn in its array may go on, or has processes that are still to leave."""
+        record = self._state.records.get(job)
+        if record is None or record.open_runs():
+            return record is not None
+        return record.finished is None and job not in self._ending and not self._is_held(job)
+
+    def _ends_of(self, jobs: tuple[str, ...]) -> dict[str, views.JobState]:
+        return ends_of(self._state, self._deps.store, jobs)
 
     # News. Its epoch says which run it is about; news of a run that is unknown, or known to have ended, is dropped.
 
@@ -316,12 +362,14 @@ class BatchBuilder:
         is_current = record.current is run and self._lost.isdisjoint(run.gpus)
         record.end_run(run, news, self._now)
         self._state.note_stopping(record)
+        self._state.conditions.touch(news.job)
         self.batch.touched.add(news.job)
         if record.finished is not None or news.job in self._finished:
             return
         note: dict[str, object] = {"codes": news.codes, "exit": run.exit, "cause": news.cause, "steps": news.steps}
         if news.how is RunEnding.FINISHED:
             self._finished.add(news.job)
+            self._ending.setdefault(news.job, views.JobState.SUCCEEDED)
             self.batch.add(Finished(news.job, news.epoch), **note)
         elif is_current:
             self.batch.add(self._failure(news, record, steps), **note)
@@ -438,6 +486,7 @@ class BatchBuilder:
         """Carry out a hold that was deferred, if there is one: it loses no work any more."""
         if record.held and record.job.id not in self._hold_told:
             self._hold_told.add(record.job.id)
+            self._state.conditions.touch(record.job.id)
             self.batch.add(Held(record.job.id))
 
     def _hold_lost(self, node: str) -> None:
@@ -456,6 +505,22 @@ class BatchBuilder:
         if job.duration is None or job.steps is not None:
             return steps
         return job.duration * min(1.0, steps / record.total) if record.total else believed
+
+
+def ends_of(state: ServiceState, store: Store, jobs: tuple[str, ...]) -> dict[str, views.JobState]:
+    """Of some jobs, those that have ended, with their final states. One of which nothing is known any more has failed."""
+    known = {job: state.records.get(job) for job in jobs}
+    found = {job: record.state for job, record in known.items() if record is not None and record.finished is not None}
+    gone = [job for job, record in known.items() if record is None]
+    return found | dict.fromkeys(gone, views.JobState.FAILED) | store.final_states(gone)
+
+
+def _changed(state: ServiceState, record: JobRecord, verb: Verb, text: str | None, now: float) -> views.CommandResult:
+    """What became of a command for a job. A release ends its owner's hold alone."""
+    waits = state.conditions.texts(record.job.id, state.records, now) if verb is Verb.RELEASE else []
+    if waits:
+        text = f"no longer held by its owner; it {waits[0]}"
+    return views.CommandResult(job=record.job.id, state=record.state, text=text)
 
 
 def late_news(

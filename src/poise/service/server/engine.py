@@ -190,7 +190,7 @@ class ServiceEngine:
     def _next_time(self) -> float:
         """When there is something to do even if nothing arrives."""
         wake = self.state.wake
-        return min(inf if wake is None else wake, self._join_at)
+        return min(inf if wake is None else wake, self._join_at, self.state.conditions.next_time())
 
     def _timeout(self) -> float | None:
         """Seconds until the core has to be woken, nodes taken in, or a full disk looked at; None: none of them."""
@@ -218,6 +218,8 @@ class ServiceEngine:
             if news or commands:
                 followups = self._process((self.clock.now(), [], [*news, *commands]))  # ends free GPUs for new jobs
                 self._follow_up(followups)
+            if self.state.conditions.next_time() <= (now := self.clock.now()):
+                self._process((now, [], []))
             if self._join_at <= self.clock.now():
                 self._take_in_nodes()
             # A restart has to decide the whole chapter again, and the core remembers every job of it.
@@ -311,7 +313,9 @@ class ServiceEngine:
         outcomes: list[Outcome] = []
         changes: list[Changes] = []
         followups: list[Command] = []
-        for now, events, items in arrived:
+        left = list(arrived)
+        while left:
+            now, events, items = left.pop(0)
             with self.lock:
                 # 2. Turn it into facts.
                 builder = BatchBuilder(self.state, self.deps, self._loss_reported, now)
@@ -319,6 +323,7 @@ class ServiceEngine:
                     builder.batch.add(event)
                 for item in items:
                     builder.take(item)
+                builder.look_at_conditions()
                 builder.note_empty_nodes()
                 followups += builder.followups
                 self._note_joining(builder.reports)
@@ -327,6 +332,8 @@ class ServiceEngine:
             outcomes.append(outcome)
             if outcome.actions is not None or outcome.batch.touched or outcome.batch.nodes:
                 changes.append(self.state.changes(outcome))
+            if self.state.conditions.next_time() <= now:  # the core has ended jobs that others wait for
+                left.insert(0, (now, [each for each in events if isinstance(each, Belated)], []))
         # 4. Commit. If that fails, what follows does not happen: no run was started or stopped, no client was
         # answered, and `turn` goes back to what the store has.
         self._commit(changes)

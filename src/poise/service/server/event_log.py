@@ -28,7 +28,7 @@ from poise.scheduler.model.event import (
 from poise.scheduler.model.job import Job
 from poise.scheduler.model.units import counted
 from poise.service.server.records import slots_by_node
-from poise.service.server.service_state import ACCEPTED, DEFERRED, INTERRUPTED, NODES, STOPS, WHOLE, NodeNote
+from poise.service.server.service_state import ACCEPTED, CONDITION, DEFERRED, INTERRUPTED, NODES, STOPS, WHOLE, NodeNote
 from poise.service.server.storage.store import ASIDE, EntryFilter, Reader, StoredEntry
 from poise.service.wire.views import Actor, EventPage, EventRow
 
@@ -166,11 +166,14 @@ class _EntryText:
             case Submitted():
                 return self.row("submitted", by, event.job.id, f"submitted, for {counted(event.job.gpus, 'GPU')}")
             case Cancelled() if ASIDE not in note:
-                return self.row("cancelled", by, event.job, "cancelled")
+                cause = f": {note[CONDITION]}" if CONDITION in note else ""
+                return self.row("cancelled", by, event.job, f"cancelled{cause}")
             case Held():
-                return self.row("held", by, event.job, "put on hold")
+                text = str(note.get(CONDITION, "put on hold"))
+                return self.row("waits" if CONDITION in note else "held", by, event.job, text)
             case Released():
-                return self.row("released", by, event.job, "released")
+                text = f"may start: {note[CONDITION]}" if CONDITION in note else "released"
+                return self.row("may-start" if CONDITION in note else "released", by, event.job, text)
             case Finished():
                 return self.row("finished", Actor.JOB, event.job, f"run {event.epoch} finished: all work is done")
             case Failed():

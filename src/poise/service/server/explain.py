@@ -26,6 +26,7 @@ from poise.service.server.batch import deferral, is_hold_deferred, stop_advice
 from poise.service.server.node_records import out_of_use
 from poise.service.server.records import Contention, JobRecord
 from poise.service.server.service_state import ServiceState
+from poise.service.server.start_conditions import StartCode
 from poise.service.wire.views import JobState, ReasonView, WhyView
 
 MOST_NODES = 3  # nodes that cannot be used which are named to a job that waits
@@ -46,9 +47,10 @@ def why(state: ServiceState, record: JobRecord, now: float) -> WhyView:
         advice = f"poise logs {job}" if record.state is JobState.FAILED else None
         return WhyView(job=job, state=record.state, reason=ended_reason(record), evidence=history, advice=advice)
     reason = reason_of(state, record, now)
-    evidence = (*history, *_contention(state, record, reason.code, now))
-    advice = _advice(state, record, reason.code, now)
-    return WhyView(job=job, state=record.state, reason=reason, evidence=evidence, advice=advice)
+    evidence = (*history, *_conditions(state, record, reason, now), *_contention(state, record, reason.code, now))
+    is_early = reason.code in {*StartCode}
+    step = _of_start(state, record, StartCode(reason.code)) if is_early else _advice(state, record, reason.code, now)
+    return WhyView(job=job, state=record.state, reason=reason, evidence=evidence, advice=step)
 
 
 # The reason.
@@ -73,6 +75,9 @@ def reason_of(state: ServiceState, record: JobRecord, now: float) -> ReasonView:
             lost = "so it is ended, and what it has not saved itself is lost"
             text = f"was asked to leave; it does not save by poise.worker, {lost}"
         return ReasonView(code=LiveCode.CHECKPOINTING, text=f"{text}; until it is gone it keeps {gpus}")
+    if (condition := state.conditions.code_of(job)) is not None:
+        texts = state.conditions.texts(job, state.records, now)
+        return ReasonView(code=condition.value, text=texts[0] if texts else "is about to compete")
     if found.code is Code.RUNNING and is_hold_deferred(record):
         return ReasonView(code=code, text=f"{text}, and will be held: {deferral(record)}")
     until = state.scheduler.backs_off_until(job)
@@ -103,8 +108,10 @@ def reason_counts(state: ServiceState) -> dict[str, int]:
     """Jobs that have not ended by the core's dominant reason; jobs of one shape wait for the same, and count together."""
     core = state.scheduler.state
     away = len(core.suspended) - sum(map(core.running, core.suspended))  # some of them are on trial
-    counts: Counter[str] = Counter({Code.RUNNING.value: len(state.running), Code.HELD.value: away})
-    counts[Code.REJECTED.value] += len(state.stranded)
+    counts: Counter[str] = Counter({Code.RUNNING.value: len(state.running), Code.REJECTED.value: len(state.stranded)})
+    closed = state.conditions.codes - Counter(filter(None, map(state.conditions.code_of, state.stranded)))
+    counts.update({code.value: jobs for code, jobs in closed.items()})
+    counts[Code.HELD.value] = max(0, away - closed.total())
     for shape in core.waiting_shapes.values():
         counts[waiting_code(core, shape).value] += shape.waiting
     return dict(counts)
@@ -129,12 +136,19 @@ def _history(record: JobRecord, now: float) -> Iterator[str]:
         yield f"last run: {record.runs[-1].cause}"
 
 
+def _conditions(state: ServiceState, record: JobRecord, reason: ReasonView, now: float) -> Iterator[str]:
+    """What else has to happen before a job may start."""
+    for text in state.conditions.texts(record.job.id, state.records, now):
+        if text != reason.text:
+            yield f"it {text}"
+
+
 def _contention(state: ServiceState, record: JobRecord, code: str, now: float) -> Iterator[str]:
     """Who holds what a job waits for, and how its tenant stands; for a job that runs, whether it keeps its GPUs."""
     if (stays := record.why_pinned(now, state.header.settings.round)) is not None:
         yield f"it is not preempted: {stays}"
         return
-    if code in {Code.REJECTED, Code.RUNNING, Code.HELD, *LiveCode}:
+    if code in {Code.REJECTED, Code.RUNNING, Code.HELD, *LiveCode, *StartCode}:
         return
     cluster, tenant = state.header.cluster, record.job.tenant
     usable = tuple(each for each in cluster.gpu_types if not record.job.gpu_types or each in record.job.gpu_types)
@@ -198,6 +212,16 @@ def _advice(state: ServiceState, record: JobRecord, code: str, now: float) -> st
     if code == Code.ORDER:
         return "Nothing to do: it gets its turn as those ahead of it have had theirs"
     return _larger_share(state, record.job.tenant) if code == Code.SHARE else None
+
+
+def _of_start(state: ServiceState, record: JobRecord, code: StartCode) -> str:
+    """What a job does that does not compete yet."""
+    if code is StartCode.DEPENDENCY:
+        first = state.conditions.first_awaited(record.job.id)
+        return "Nothing to do: it competes once they have ended" + ("" if first is None else f"; poise why {first}")
+    if code is StartCode.BEGIN:
+        return "Nothing to do: it competes from then on"
+    return "Nothing to do: it competes once one of these has ended, or is held"
 
 
 def _smaller(state: ServiceState, record: JobRecord) -> str | None:

@@ -22,18 +22,21 @@ from poise.scheduler.model.errors import ReplayError
 from poise.scheduler.model.event import Belated, Cancelled, Carried, Colocated, Estimated, Submitted, Woke
 from poise.scheduler.model.units import counted
 from poise.service.backends.api import DesiredState, NodeReport, RunNotice
+from poise.service.server.batch import ends_of
 from poise.service.server.dependencies import Dependencies, live_cluster
 from poise.service.server.node_records import NodeRecord, joined, node_facts
 from poise.service.server.quotas import HOUR, SLOT, Sent, slot_of
 from poise.service.server.records import JobRecord
 from poise.service.server.service_api import SetPolicy, SetWeight
 from poise.service.server.service_state import WHOLE, Batch, Outcome, ServiceState, TenantTotals
-from poise.service.server.storage.damaged_jobs import DamagedRowError, read_record
+from poise.service.server.storage.damaged_jobs import DamagedRowError, read_record, request_of
 from poise.service.server.storage.damaged_jobs import set_aside as failed_job
 from poise.service.server.storage.store import ASIDE, DamageError
+from poise.service.wire.request import JobRequest
 from poise.service.wire.views import Actor
 
 GONE_GPUS = "its GPUs are not part of the cluster any more"
+_CONDITIONS = ('"after":', '"begin":', '"array_cap":')  # fields of a request that say when its job may start
 LOST_END = "the journal has lost what came after it"
 _Lock = AbstractContextManager[object]
 _NO_LOCK = nullcontext()
@@ -58,9 +61,12 @@ def _replayed(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome | N
         return state, state.apply(Batch(now, chapter=(header_line(deps.header), header_line(deps.header))))
     state = _from_records(deps, read_header(last[0]), now)
     replay(state.scheduler, _observed(state, map(read_entry, deps.store.entries(last[2]))))
+    core = state.scheduler.state
     for name, record in state.records.items():
-        if record.finished is None and name not in state.scheduler.state.rows:
+        if record.finished is None and name not in core.rows:
             state.stranded[name] = state.admission.why_stranded(record.job) or "cannot run as asked"
+        elif name in state.conditions and not record.held and core.rows[name] not in core.on_hold:
+            state.conditions.note_open(name)
     return state, None
 
 
@@ -171,6 +177,7 @@ def set_aside(state: ServiceState, now: float) -> Outcome:
         batch.touched.add(row.id)
         batch.reweighed[row.id] = damaged.row.job
         batch.aside.append(damaged.row)
+        state.conditions.note_end(row.id, damaged.record.state)
         causes[row.id] = damaged.record.cause
     batch.notes[WHOLE] = {"by": Actor.SERVICE.value, ASIDE: causes}
     state.damaged = []
@@ -183,11 +190,18 @@ def _from_records(deps: Dependencies, header: Header, now: float) -> ServiceStat
     """All that the store knows except the core's own state."""
     store = deps.store
     state = ServiceState(header, deps.new_scheduler(header), deps.new_admission(header))
+    conditional: list[tuple[JobRecord, JobRequest]] = []
     for row in store.unended():
         try:
-            state.records[row.id] = read_record(row)
+            record = state.records[row.id] = read_record(row)
+            if record.finished is None and any(
+                name in row.request for name in _CONDITIONS
+            ):  # few have any; the others are not parsed
+                conditional.append((record, request_of(row.request)))
         except DamagedRowError as error:
             state.damaged.append((row, str(error)))
+    for record, request in conditional:  # once all are known: they wait for one another
+        state.conditions.recall(record, request, lambda jobs: ends_of(state, store, jobs))
     state.totals = {name: TenantTotals(*totals) for name, totals in store.tenants().items()}
     state.ended = Counter(store.ended())
     state.nodes = {name: NodeRecord.read(text) for name, text in store.nodes().items()}
@@ -277,5 +291,6 @@ def _carried(state: ServiceState, record: JobRecord, before: ServiceState) -> tu
         epoch = max(epoch, core.columns.epoch[row])
     gpus = () if run is None else state.holding(run)
     since, attached = (record.since, None) if run is None else (run.started, run.attached)
-    fact = Carried(job, kind, steps, epoch, done, record.ran, failures, since, gpus, record.held, attached, until)
+    is_held = record.held or state.conditions.is_closed(job.id)
+    fact = Carried(job, kind, steps, epoch, done, record.ran, failures, since, gpus, is_held, attached, until)
     return state.admission.estimates(job, kind, estimate), fact

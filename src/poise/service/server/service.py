@@ -24,11 +24,14 @@ from poise.service.server.service_api import JobFilter, RefusalCode, RequestRefu
 from poise.service.server.storage.damaged_jobs import DamagedRowError, read_record, request_of, set_aside
 from poise.service.server.storage.store import EntryFilter, Reader, StoredJob
 from poise.service.wire import views
+from poise.service.wire.after import ids_of, term_of
 from poise.service.wire.environments import joined, sha256_of, text_of
+from poise.service.wire.moments import format_moment
 from poise.service.wire.request import Replicas, Submission
 from poise.service.wire.views import Account
 
 Answer = TypeVar("Answer")
+MOST_AWAITED_BY_ALL = 100_000  # jobs that the jobs of one submission wait for, counted once for each term that names them
 NO_CLUSTER = "no nodes yet"  # in the place of a cluster's specification
 
 
@@ -72,12 +75,32 @@ class LiveService:
                 admission.admit(joined(request, environments[request.exported][1]))
             else:
                 raise RequestRefusedError(RefusalCode.WRONG, "exported: no environment of the submission has this SHA-256")
+        self._check_start(submission)
         for tenant, sha256 in {(each.tenant or by.tenant, each.exported) for each in submission.jobs if each.exported}:
             self._engine.deps.files.keep_environment(tenant, environments[sha256][0], self._reader().shipped_files)
         for tenant, sha256 in {(each.tenant or by.tenant, each.files) for each in submission.jobs if each.files}:
             self._engine.deps.files.require(tenant, sha256)
         self._engine.put(command)
         return command.reply
+
+    def _check_start(self, submission: Submission) -> None:
+        """Raise RequestRefusedError for jobs that wait for unknown ones, or whose deadline has passed."""
+        now, left = self._engine.clock.now(), MOST_AWAITED_BY_ALL
+        for text in dict.fromkeys(text for request in submission.jobs for text in request.after):
+            try:
+                jobs = ids_of(term_of(text))
+            except ValueError as error:
+                raise RequestRefusedError(RefusalCode.WRONG, f"after: {error}") from None
+            left -= len(jobs)
+            if left < 0:
+                problem = f"the jobs of one submission wait for at most {MOST_AWAITED_BY_ALL:,} others"
+                raise RequestRefusedError(RefusalCode.WRONG, f"after: {problem}")
+            if (unknown := self._reader().first_unknown(jobs)) is not None:
+                raise RequestRefusedError(RefusalCode.WRONG, f"after: there is no job {unknown!r}")
+        for request in submission.jobs:
+            if request.deadline is not None and request.deadline <= now:
+                text = f"deadline: {format_moment(request.deadline)} has passed; here it is {format_moment(now)}"
+                raise RequestRefusedError(RefusalCode.WRONG, text)
 
     def receive_file(self, tenant: str, sha256: str, piece: views.FilePiece) -> views.FileReceived:
         """Take a piece of an archive."""

@@ -7,7 +7,7 @@ or output. Only the engine's thread changes it, under the engine's lock; see `en
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ from poise.service.server.admission import NO_NODE, Admission
 from poise.service.server.node_records import NodeRecord
 from poise.service.server.quotas import Usage
 from poise.service.server.records import JobRecord, RunRecord, StateCounts, slots_by_node, type_counts
+from poise.service.server.start_conditions import StartConditions
 from poise.service.server.storage.store import Changes, StoredJob, mentioned_by
 from poise.service.wire.views import Flag, JobState
 
@@ -48,6 +49,8 @@ ACCEPTED   by job: who submitted it while the cluster had no nodes; the core lea
 NODES      what happened to nodes, each a NodeNote as a list
 INTERRUPTED   by job: why its run ended that was lost with a node
 """
+CONDITION = "condition"
+"""Key in the note on a fact that the conditions of a job's start have caused, and not its owner: why, in words. Stored."""
 JOB_ENDED = "its job has ended"  # why a run is to end if its job states no cause
 
 _FLAGS = {
@@ -151,6 +154,7 @@ class ServiceState:
     records    jobs that have not ended, or whose processes are not all gone
     running    jobs that hold GPUs, in the order in which they got them
     stopping   jobs with processes on GPUs that the core has taken back
+    conditions  of the start of jobs, and which of them are met
     stranded   jobs that cannot run on the cluster as it is, and why: the core does not know them
     nodes      what is known of nodes, by name; one without a record is up
     damaged    jobs that have not ended and cannot be read, and why: recovery sets them aside
@@ -172,6 +176,7 @@ class ServiceState:
         self.ended: Counter[str] = Counter()
         self.counts = StateCounts()
         self.usage = Usage()
+        self.conditions = StartConditions()
         self.wake: float | None = None
         self.places = {node.name: (index, node) for index, node in enumerate(header.cluster.nodes)}  # of nodes, by name
 
@@ -179,7 +184,7 @@ class ServiceState:
         """Take over all but the core. Shared, not copied: `before` is only read from now on, until it is replaced."""
         self.records, self.totals, self.damaged, self.ended = before.records, before.totals, before.damaged, before.ended
         self.running, self.stopping, self.counts, self.usage = before.running, before.stopping, before.counts, before.usage
-        self.nodes = before.nodes
+        self.nodes, self.conditions = before.nodes, before.conditions
 
     def apply(self, batch: Batch, lock: AbstractContextManager[object] = nullcontext()) -> Outcome:  # noqa: B008
         """Put the facts to the core, and apply facts and actions to the records.
@@ -194,8 +199,8 @@ class ServiceState:
             for record, _ in batch.arrivals:
                 self.records[record.job.id] = record
             self.stranded |= dict.fromkeys(batch.notes.get(ACCEPTED, ()), NO_NODE)
-            for event in batch.events:
-                self._apply_event(event, outcome)
+            for position, event in enumerate(batch.events):
+                self._apply_event(event, batch.notes.get(position, {}), outcome)
             for action in actions:
                 self._apply_action(action, outcome)
             self.count(record.job.id for record, _ in batch.arrivals)
@@ -269,7 +274,7 @@ class ServiceState:
 
     # Facts and actions, applied to the records.
 
-    def _apply_event(self, event: Event, outcome: Outcome) -> None:
+    def _apply_event(self, event: Event, note: Mapping[str, Any], outcome: Outcome) -> None:
         if isinstance(event, NodeLost):
             self._lose_runs(self.header.cluster.nodes[event.node].name, outcome)
             return
@@ -281,11 +286,11 @@ class ServiceState:
             case Finished():
                 self._end(record, JobState.SUCCEEDED, None, outcome)
             case Cancelled():
-                self._end(record, JobState.CANCELLED, "cancelled by its owner", outcome)
+                self._end(record, JobState.CANCELLED, note.get(CONDITION, "cancelled by its owner"), outcome)
             case Failed():
                 record.failures += 1
                 self.release(record, outcome.batch.now, outcome.tenants)
-            case Held() | Released():
+            case Held() | Released() if CONDITION not in note:
                 record.held = isinstance(event, Held)
             case Submitted():
                 outcome.tenants.add(record.job.tenant)
@@ -367,6 +372,7 @@ class ServiceState:
         self.release(record, outcome.batch.now, outcome.tenants)
         self.stranded.pop(record.job.id, None)
         record.end(state, outcome.batch.now, cause)
+        self.conditions.note_end(record.job.id, state)
         last = record.runs[-1] if record.runs else None
         flag = _FLAGS.get(last.cause or "") if last is not None and state is JobState.FAILED else None
         record.flags = () if flag is None else (flag,)

@@ -100,6 +100,10 @@ class JobDraft:
             env = {**self.env, **variant}
             name = self.fields.get("name")
             fields = {**self.fields, "app": self.fields.get("app") or name or self._app_name(env, key)}
+            if self.fields.get("array_cap") is not None and key:
+                fields["array"] = self.fields.get("array") or clean_name(
+                    key
+                )  # that of another submission has a cap of its own
             if isinstance(name, str):
                 suffix = f"-{variant.get(ARRAY_INDEX, place)}"
                 fields["name"] = name[: LONGEST_NAME - len(suffix)] + suffix

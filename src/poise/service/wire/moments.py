@@ -80,7 +80,8 @@ def _parsed(text: str, now: float) -> float | None:
 
 
 def _time(text: str) -> time:
-    return time(*map(int, text.split(":")))
+    hour, minute, *second = map(int, text.split(":"))
+    return time(hour, minute, second[0] if second else 0)
 
 
 def _local(day: date, of_day: time) -> float:

@@ -23,6 +23,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, St
 from pydantic_core import PydanticKnownError
 
 from poise.scheduler.model.errors import UnknownNameError
+from poise.service.wire.after import AfterEnd
 from poise.service.wire.moments import LATEST, format_moment
 
 MOST_ARGUMENTS = 1_000
@@ -65,25 +66,9 @@ EXPECTED_EXPORT = "`all`, `none`, or names of variables with commas"
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
-class AfterEnd(StrEnum):
-    """How jobs have to end before a job that waits for them may start.
-
-    ENDED       they have ended, in whatever way
-    SUCCEEDED   all of them have succeeded
-    FAILED      all of them have ended, and at least one of them failed or was cancelled
-    """
-
-    ENDED = "ended"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-
-
 _AFTER = rf"^{NAME}(,{NAME})*(:({'|'.join(AfterEnd)}))?$"
 After = Annotated[str, StringConstraints(max_length=MOST_AFTER_TERM, pattern=_AFTER)]
-"""`17`, `17:succeeded`, `17,20-29:failed`: which jobs to wait for, by ids and ranges of ids, and how they have to end.
-
-The client puts ids in the place of names.
-"""
+"""Jobs to wait for, and how they have to end: `17`, `prep:succeeded`, `17,20-29:failed` (after.py)."""
 Moment = Annotated[float, Field(ge=0, le=LATEST)]
 """A timestamp: seconds since 1970."""
 
@@ -309,7 +294,8 @@ class JobRequest(Wire):
     max_duration   seconds of running after which it is stopped for good
     after          jobs that have to end before it may start;  begin: a moment before which it does not start
     deadline       moment by which it should be done, for policies that look at deadlines; nothing ends it then
-    array_cap      how many jobs of its array, those of one submission with its `app`, may hold GPUs at once
+    array_cap      how many jobs of its array may hold GPUs at once. Its array are the jobs of its tenant with the same
+                   `array`; without that, with the same `app`
     process_group  its script joins a process group of PyTorch by itself, as its client has seen
     image          container image that it runs in, if the service runs jobs on Kubernetes;  pod: what its pods ask for
     pods           of a job that was created in Kubernetes, by others: which pods it is. Only the service itself says so
@@ -347,6 +333,7 @@ class JobRequest(Wire):
     begin: Moment | None = None
     deadline: Moment | None = None
     array_cap: Annotated[int, Field(ge=1, le=MOST_JOBS)] | None = None
+    array: Name | None = None
     hold: bool = False
     process_group: bool = False
     image: Image | None = None
@@ -401,7 +388,7 @@ class Submission(Wire):
 
 # What is wrong with a request, in one line for people: the field, what was expected there, and what was given.
 
-_NAMES = {"name", "tenant", "app", "gpu_types"}
+_NAMES = {"name", "tenant", "app", "gpu_types", "array"}
 _PARTS: dict[str, type[Wire]] = {"checkpoint": Checkpoint, "retry": RetrySpec, "limits": Limits, "pod": PodOptions}
 _BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
 _SHOWN = 60  # characters of a wrong value that a message repeats

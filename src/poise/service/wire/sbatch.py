@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 from poise.scheduler.model.errors import RequestError, Where
 from poise.service.wire import draft
+from poise.service.wire.after import AfterEnd
 from poise.service.wire.draft import Array, DraftSource, JobDraft, Variant
 from poise.service.wire.jobfile import parse_gpu_count, read_text
 from poise.service.wire.moments import moment_from_now
-from poise.service.wire.request import EXPORT_ALL, EXPORT_NONE, NAME, AfterEnd
+from poise.service.wire.request import EXPORT_ALL, EXPORT_NONE, NAME
 
 JOB_NAME = "SLURM_JOB_NAME"  # the variable that every job of a script has here, and no other job
 _LONG = {

@@ -359,6 +359,15 @@ class Store:
         """State of a job that has ended."""
         return str(self._db.execute("SELECT state FROM jobs WHERE id = ?", (job,)).fetchone()[0])
 
+    def final_states(self, jobs: Sequence[str]) -> dict[str, JobState]:
+        """Of these jobs, those that have ended, with their states."""
+        found: dict[str, JobState] = {}
+        for first in range(0, len(jobs), ROWS_PER_STATEMENT):
+            some = jobs[first : first + ROWS_PER_STATEMENT]
+            query = f"SELECT id, state FROM jobs WHERE ended IS NOT NULL AND id IN ({', '.join('?' * len(some))})"
+            found |= {job: JobState(state) for job, state in self._db.execute(query, some)}
+        return found
+
     def reader(self) -> "Reader":
         """A reader for another thread."""
         return Reader(self._connect())
@@ -464,6 +473,16 @@ class Reader:
         """A job, ended or not."""
         row = self._db.execute(f"{JOB_ROWS} WHERE id = ?", (job,)).fetchone()
         return None if row is None else StoredJob.of(*row)
+
+    def first_unknown(self, jobs: Sequence[str]) -> str | None:
+        """The first of these jobs that was never submitted; None: all were."""
+        for first in range(0, len(jobs), ROWS_PER_STATEMENT):
+            some = jobs[first : first + ROWS_PER_STATEMENT]
+            query = f"SELECT id FROM jobs WHERE id IN ({', '.join('?' * len(some))})"
+            known = {job for (job,) in self._db.execute(query, some)}
+            if len(known) < len(some):
+                return next(job for job in some if job not in known)
+        return None
 
     def shipped_files(self) -> set[tuple[str, str]]:
         """Tenant and SHA-256 of the files and environments that jobs name which have not ended."""
