@@ -20,8 +20,9 @@ from poise.service.client.config import ServerAddress, await_server
 from poise.service.client.connection import NOT_FOUND, Again, Connection, Parameters, ServerRefusedError, UnavailableError
 from poise.service.client.exporting import exported
 from poise.service.client.shipping import SHIP_MIB, packed_folder, pieces_of
-from poise.service.client.submission import check_request, completed_request, request_of, validated, variants_of
+from poise.service.client.submission import check_request, completed_request, request_of, validated, variants_of, with_ids
 from poise.service.wire import views
+from poise.service.wire.after import AfterEnd, Term, ids_of, is_ids, ranges_of, term_of
 from poise.service.wire.draft import JobDraft
 from poise.service.wire.request import MOST_JOBS, NAME, JobRequest, Submission
 from poise.service.wire.views import CommandResult, EventPage, EventRow, JobState, Role
@@ -138,7 +139,8 @@ class Client:
         """Submit a job: a JobRequest, or its fields.
 
         Without `cwd` it runs in the current folder, without `venv` in the active virtual environment; None: in none. It gets
-        the environment of this process; with `export="none"` none of it, with `export="A,B"` just these variables.
+        the environment of this process; with `export="none"` none of it, with `export="A,B"` just these variables. `after` may
+        also name jobs by handles, `begin` and `deadline` may be a datetime or a text such as `now+2h`.
         """
         return self.submit_all([request_of(request, fields)])[0]
 
@@ -151,7 +153,9 @@ class Client:
             check_request(each)
         if not 1 <= len(requests) <= MOST_JOBS:
             raise RequestError(f"expected 1 to {MOST_JOBS:,} jobs in a submission, got {len(requests):,}")
-        sent = exported(list(map(completed_request, requests)), os.environ, is_here=self._link.server.is_here)
+        ids = self._ids_of_terms(requests)
+        jobs = [with_ids(completed_request(each), ids) for each in requests]
+        sent = exported(jobs, os.environ, is_here=self._link.server.is_here)
         submission = validated(
             Submission, jobs=sent.requests, key=new_key() if key is None else key, environments=sent.environments
         )
@@ -163,6 +167,40 @@ class Client:
             text = f"{len(requests):,} jobs are too much for one submission ({error}); divide them, or make them smaller"
             raise ServerRefusedError(error.status, error.code, text) from None
         return tuple(JobHandle(self, job, (*sent.notes, *taken.notes)) for job in taken.jobs)
+
+    def _ids_of_terms(self, requests: Iterable[JobRequest]) -> dict[str, str]:
+        """Each term of `after`, with ids in the place of names of jobs and apps."""
+        found: dict[str, str] = {}
+        for request in requests:
+            for text in request.after:
+                if text not in found:
+                    term = term_of(text)
+                    named = [self._ids_of(word, request.tenant) for word in term.words]
+                    found[text] = str(term._replace(words=ranges_of(chain.from_iterable(named))))
+        return found
+
+    def _ids_of(self, word: str, tenant: str | None) -> Sequence[str]:
+        """Ids of what a term names: a job, by its id or name; ids; or an app of the tenant, which is all its jobs so far."""
+        if is_ids(word):
+            try:
+                return ids_of(Term((word,), AfterEnd.ENDED))
+            except ValueError as error:
+                raise RequestError(f"after: {error}") from None
+        try:
+            return [self.find(word)]
+        except ServerRefusedError as error:
+            if error.code != NOT_FOUND:
+                raise
+        tenant = self.me().tenant if tenant is None else tenant
+        rows: list[views.JobRow] = []
+        while True:
+            page = self.queue(states=list(JobState), tenant=tenant, app=word, limit=MOST_JOBS, offset=len(rows))
+            rows += page.jobs
+            if not page.jobs or len(rows) >= page.total:
+                break
+        if not rows:
+            raise RequestError(f"after: there is no job {word!r}, nor an app of tenant {tenant} that is called so")
+        return [row.id for row in rows]
 
     def ship(self, folder: Path, *, most_mib: int = SHIP_MIB, tenant: str | None = None) -> str:
         """Upload a working directory, without what its `.gitignore` files ignore, and return its SHA-256 for `files=`.

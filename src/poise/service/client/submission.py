@@ -13,6 +13,7 @@ of the service. The environment is, in this order,
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from poise.scheduler.model.errors import RequestError
 from poise.service.backends.local.venvs import has_python, holds_python, programs
 from poise.service.client.scripts import joins_process_group
 from poise.service.wire.draft import Variant, current_folder, parse_folder, sweep_of
+from poise.service.wire.moments import moment_from_now
 from poise.service.wire.request import JobRequest, Wire, first_problem
 
 ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # what `activate` of venv and of conda set
@@ -47,6 +49,11 @@ def request_of(request: JobRequest | None, fields: Mapping[str, Any]) -> JobRequ
             raise RequestError("give a Request, or the fields of one")
         return request
     found = dict(fields)
+    if "after" in found:
+        found["after"] = _terms(found["after"])
+    for name in ("begin", "deadline"):
+        if isinstance(found.get(name), str | datetime):
+            found[name] = _timestamp(name, found[name])
     for name in ("cwd", "venv"):
         if isinstance(fields.get(name), str | Path):
             try:
@@ -54,6 +61,29 @@ def request_of(request: JobRequest | None, fields: Mapping[str, Any]) -> JobRequ
             except ValueError as error:
                 raise RequestError(f"{name}: {error}") from None
     return validated(JobRequest, **found)
+
+
+def _terms(given: object) -> tuple[str, ...]:
+    """Terms of `after` from one or several of them; a handle of a job, or its id as a number, stands for its end."""
+    several = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    return tuple(str(getattr(each, "id", each)) for each in several)
+
+
+def _timestamp(name: str, given: str | datetime) -> float:
+    """The timestamp of a moment, given as people write it or as a datetime; one without a zone is local time."""
+    try:
+        return moment_from_now(given) if isinstance(given, str) else given.timestamp()
+    except (ValueError, OverflowError, OSError) as error:
+        raise RequestError(f"{name}: {error}") from None
+
+
+def with_ids(request: JobRequest, ids: Mapping[str, str]) -> JobRequest:
+    """The request, with ids in the place of the jobs that each of its terms names."""
+    if not request.after:
+        return request
+    return validated(
+        JobRequest, **request.model_dump(exclude_unset=True) | {"after": tuple(map(ids.__getitem__, request.after))}
+    )
 
 
 def check_request(given: object) -> None:

@@ -400,8 +400,9 @@ class StartConditions:
         if each.array is not None and (is_full or self._code_of.get(job) is StartCode.ARRAY):
             few = _named(islice(each.array.turns, MOST_NAMED), records)
             others = ", …" if len(each.array.turns) > MOST_NAMED else ""
-            have = "one has its turn" if len(each.array.turns) == 1 else f"{len(each.array.turns):,} have their turn"
-            found.append(f"of its array at most {each.cap:,} may hold GPUs at once, and {have}: {few}{others}")
+            have = "one has it" if len(each.array.turns) == 1 else f"{len(each.array.turns):,} have theirs"
+            most = f"at most {each.cap:,} of its array may hold GPUs at once"
+            found.append(f"waits for its turn: {most}, and {have}: {few}{others}")
         return found
 
 
