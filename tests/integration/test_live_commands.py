@@ -290,6 +290,23 @@ def test_a_job_file_may_come_on_standard_input(api: Api) -> None:
         (["--sweep", "A=1", "--sweep", "A=2", "--", "x"], "--sweep: A is there twice; write all its values with commas"),
         (["--sweep", "A", "--", "x"], "--sweep: expected NAME=V1,V2,..., got 'A'"),
         (["--array", "0", "--", "x"], "--array: expected at least 1 job, got 0"),
+        (["--array", "9-1", "--", "x"], "--array: expected indices such as 0-9, 1,3,5 or 0-15:4, got '9-1'"),
+        (["--array", "-3", "--", "x"], "--array: expected indices such as 0-9, 1,3,5 or 0-15:4, got '-3'"),
+        (["--array", "0-1000", "--", "x"], "--array: more than the 1,000 jobs that one submission may have; divide it"),
+        (["--array", "5%", "--", "x"], "--array: after % expected how many of its jobs may hold GPUs at once, such as "
+                                       "0-99%10, got '5%'"),
+        (["--array", "5%x", "--", "x"], "--array: after % expected how many of its jobs may hold GPUs at once, such as "
+                                        "0-99%10, got '5%x'"),
+        (["--after", "nobody", "--", "x"], "after: there is no job 'nobody', nor an app of tenant admins that is called so"),
+        (["--after", "9-3", "--", "x"], "after: expected the lower id first, got '9-3'"),
+        (["--after", "1:started", "--", "x"], "after: expected ids or names of jobs, and ended, succeeded or failed, such "
+                                              "as 17, 17:succeeded or 17,20-29:failed, got '1:started'"),
+        (["--begin", "soon", "--", "x"], "--begin: expected a moment such as 16:00, tomorrow, now+2h, 2026-11-20 or "
+                                         "2026-11-20T16:00, with Z or +01:00 if it is not local time, got 'soon'"),
+        (["--finish-by", "1h", "--", "x"], "--finish-by: expected a moment such as 16:00, tomorrow, now+2h, 2026-11-20 or "
+                                           "2026-11-20T16:00, with Z or +01:00 if it is not local time, got '1h'"),
+        (["--begin", "2033-05-18T03:33:20Z", "--finish-by", "2033-05-18Z", "--", "x"],
+         "deadline: expected a moment after begin, which is 2033-05-18 03:33:20Z"),
         (["--array", "2", "--sweep", "A=1", "--", "x"], "--array and --sweep do not go together; give the index as one more "
                                                         "variable of the sweep"),
         (["--deadline", "x", "--", "x"], "--deadline: not a duration: 'x' (give seconds, or e.g. 90s, 15m, 1h30m, 7d)"),
@@ -309,6 +326,45 @@ def test_a_wrong_submission_gets_one_line_and_nothing_is_made(words: list[str], 
     (tmp_path / "typo.yaml").write_text("run: x\ngups: 2\n")
     assert poise("submit", *words).refusal == said
     assert len(api.engine.jobs) == 2
+
+
+def test_jobs_to_wait_for_are_named_by_id_name_or_app_and_sent_as_ids(api: Api) -> None:
+    for number, app in enumerate(("prep", "prep", "other"), start=11):
+        api.engine.jobs[str(number)] = Kept("admins", JobRequest(command=("x",), name=f"{app}-{number}", app=app))
+    api.engine.jobs["14"] = Kept("theirs", JobRequest(command=("x",), app="prep"))  # an app is its tenant's own
+    words = ("--after", "other-13", "--after", "prep:succeeded", "--after", "7,9-10:failed", "--after", "job-0")
+    assert poise("submit", *words, "--", "x").code == 0
+    assert [*api.engine.jobs.values()][-1].request.after == ("13", "11-12:succeeded", "7,9-10:failed", "job-0")
+    shown = poise("show", [*api.engine.jobs][-1]).out
+    assert "13, 11-12:succeeded, 7,9-10:failed, job-0" in shown
+
+
+def test_times_and_caps_are_fields_of_the_request_and_shown(api: Api) -> None:
+    words = ("--begin", "2033-05-18T03:33:20Z", "--finish-by", "2033-05-18T05:33:20+01:00", "--array", "3-9:2,20%2")
+    assert poise("submit", *words, "-n", "a", "--", "x").code == 0
+    requests = [kept(api, f"job-{number}") for number in range(2, 7)]
+    assert {(each.begin, each.deadline, each.array_cap) for each in requests} == {(2e9, 2e9 + 3600, 2)}
+    assert [each.env["ARRAY_INDEX"] for each in requests] == ["3", "5", "7", "9", "20"]
+    assert [each.name for each in requests] == ["a-3", "a-5", "a-7", "a-9", "a-20"]
+    assert len({each.array for each in requests}) == 1
+    poise("submit", "--array", "3%2", "-n", "a", "--", "x")
+    assert kept(api, "job-7").array != requests[0].array  # another array, with a cap of its own
+    shown = poise("show", "job-2").out
+    for fact in ("2033-05-18 03:33:20Z", "2033-05-18 04:33:20Z", "2 jobs at once"):
+        assert fact in shown
+
+
+def test_an_option_for_an_array_replaces_that_of_the_file_with_its_cap(api: Api, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "run: x\narray: 0-99%10\nafter: [job-0, job-1:succeeded]\nbegin: 2033-05-18T03:33:20Z\n"
+    )
+    jobs = poise("submit", "--dry-run", "job.yaml").json
+    assert (len(jobs), jobs[0]["array_cap"], jobs[0]["begin"]) == (100, 10, 2e9)
+    assert jobs[0]["after"] == ["job-0", "job-1:succeeded"]
+    jobs = poise("submit", "--dry-run", "--array", "2", "--after", "job-1", "job.yaml").json
+    assert [(each.get("array_cap"), each["after"]) for each in jobs] == [(None, ["job-1"])] * 2
+    jobs = poise("submit", "--dry-run", "--sweep", "A=1,2", "job.yaml").json
+    assert [each.get("array_cap") for each in jobs] == [None] * 2
 
 
 def test_a_refusal_of_the_server_is_one_line(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,38 @@ def test_a_folder_whose_name_is_no_text_is_refused_in_one_line(tmp_path: Path, m
     with pytest.raises(RequestError, match=r"^the current folder is not there any more"):
         client.submit(command=["x"])
     assert desk.seen == []
+
+
+def test_jobs_to_wait_for_are_handles_or_words_and_moments_are_datetimes_or_texts() -> None:
+    client, desk = talking(SUBMITTED, SUBMITTED)
+    moment = datetime(2033, 5, 18, 3, 33, 20, tzinfo=UTC)
+    client.submit(command=["x"], after=client.job("17"), begin=moment, deadline="2033-05-18T04:33:20Z", venv=None)
+    client.submit(command=["x"], after=[client.job("18"), "3,2,1:succeeded", 5], begin=2e9, venv=None)
+    jobs = [body["jobs"][0] for body in desk.bodies]
+    assert [each["after"] for each in jobs] == [["17"], ["18", "1-3:succeeded", "5"]]
+    assert [(each["begin"], each.get("deadline")) for each in jobs] == [(2e9, 2e9 + 3600), (2e9, None)]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"after": "1:"}, r"^after: expected ids or names of jobs, and ended, succeeded or failed"),
+        ({"after": [None]}, r"^after: there is no job 'None', nor an app of tenant alice that is called so$"),
+        ({"after": "9-1"}, r"^after: expected the lower id first, got '9-1'$"),
+        ({"begin": "soon"}, r"^begin: expected a moment such as 16:00, .*, got 'soon'$"),
+        ({"deadline": -1}, r"^deadline: expected at least 0, got -1$"),
+        ({"begin": datetime.max.replace(tzinfo=UTC)}, r"^begin: expected at most 253,402,300,799, got 253402300799.99"),
+        ({"begin": [1]}, r"^begin: expected "),
+        ({"array_cap": 0}, r"^array_cap: expected at least 1, got 0$"),
+    ],
+)
+def test_what_says_when_a_job_starts_and_makes_no_sense_is_one_line(given: dict[str, object], said: str) -> None:
+    nobody, me = QUEUE | {"jobs": [], "total": 0}, {"name": "alice", "tenant": "alice", "role": "user"}
+    client, desk = talking(problem(404, "not-found", "no job"), nobody, me, nobody)
+    with pytest.raises(PoiseError, match=said) as caught:
+        client.submit(command=["x"], **given)
+    assert "\n" not in str(caught.value)
+    assert all(request.method == "GET" for request in desk.seen)
 
 
 def test_a_submission_that_is_too_large_says_what_to_do() -> None:

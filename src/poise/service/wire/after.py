@@ -65,11 +65,13 @@ def is_ids(word: str) -> bool:
 
 
 def ranges_of(jobs: Iterable[str]) -> tuple[str, ...]:
-    """Ids as ranges, as few as there are."""
+    """Ids as ranges, as few as there are. Ids that are no numbers, as no server of this version gives, come after these."""
+    given = set(jobs)
     found: list[list[int]] = []
-    for each in sorted(map(int, set(jobs))):
+    for each in sorted(int(job) for job in given if job.isdecimal()):
         if found and found[-1][1] == each - 1:
             found[-1][1] = each
         else:
             found.append([each, each])
-    return tuple(str(first) if first == last else f"{first}-{last}" for first, last in found)
+    others = sorted(job for job in given if not job.isdecimal())
+    return *(str(first) if first == last else f"{first}-{last}" for first, last in found), *others
