@@ -39,9 +39,9 @@ def _check_core(service: Service, record: JobRecord) -> None:
     row = state.rows[job]
     assert state.running(row) == (run is not None) == (job in live.running), job
     # A hold that would lose work is not the core's business before it loses none.
-    is_closed = live.conditions.is_closed(job)
-    assert not (is_closed and (record.held or run is not None)), job
-    assert (row in state.on_hold) == ((record.held or is_closed) and run is None), job
+    is_barred = live.conditions.is_barred(job)
+    assert not (is_barred and (record.held or run is not None)), job
+    assert (row in state.on_hold) == ((record.held or is_barred) and run is None), job
     assert state.columns.failures[row] == record.failures, job
     assert state.columns.epoch[row] == (record.runs[-1].epoch if record.runs else 0), job
     if run is not None:

@@ -296,7 +296,7 @@ class BatchBuilder:
         if conditions.next_time() > self._now:
             return
         found = conditions.look(self._now, self._is_held, self._keeps_turn)
-        for job in found.closed:
+        for job in found.barred:
             text = next(iter(conditions.texts(job, self._state.records, self._now)), "")
             self.batch.add(Held(job), by=by, **{CONDITION: text})
         for job, text in found.opened.items():

@@ -109,9 +109,9 @@ def reason_counts(state: ServiceState) -> dict[str, int]:
     core = state.scheduler.state
     away = len(core.suspended) - sum(map(core.running, core.suspended))  # some of them are on trial
     counts: Counter[str] = Counter({Code.RUNNING.value: len(state.running), Code.REJECTED.value: len(state.stranded)})
-    closed = state.conditions.codes - Counter(filter(None, map(state.conditions.code_of, state.stranded)))
-    counts.update({code.value: jobs for code, jobs in closed.items()})
-    counts[Code.HELD.value] = max(0, away - closed.total())
+    barred = state.conditions.codes - Counter(filter(None, map(state.conditions.code_of, state.stranded)))
+    counts.update({code.value: jobs for code, jobs in barred.items()})
+    counts[Code.HELD.value] = max(0, away - barred.total())
     for shape in core.waiting_shapes.values():
         counts[waiting_code(core, shape).value] += shape.waiting
     return dict(counts)

@@ -291,6 +291,6 @@ def _carried(state: ServiceState, record: JobRecord, before: ServiceState) -> tu
         epoch = max(epoch, core.columns.epoch[row])
     gpus = () if run is None else state.holding(run)
     since, attached = (record.since, None) if run is None else (run.started, run.attached)
-    is_held = record.held or state.conditions.is_closed(job.id)
+    is_held = record.held or state.conditions.is_barred(job.id)
     fact = Carried(job, kind, steps, epoch, done, record.ran, failures, since, gpus, is_held, attached, until)
     return state.admission.estimates(job, kind, estimate), fact

@@ -1,6 +1,6 @@
 """Conditions of a job's start, besides its owner's hold: the end of other jobs, a moment, and its turn in a capped array.
 
-A job whose conditions are not met is *closed*. The core is told to hold it (`Held`) and later to release it (`Released`),
+A job whose conditions are not met is *barred*. The core is told to hold it (`Held`) and later to release it (`Released`),
 in the same way as for its owner's hold, so the policy does not see it meanwhile. `StartConditions.look` says which jobs are
 to be held, released or cancelled; the engine puts that into the journal with what caused it.
 
@@ -122,7 +122,7 @@ class JobConditions:
     """What is left of one job's conditions.
 
     cap         how many jobs of its array may have their turn at once
-    is_closed   the core was told to hold it for them
+    is_barred   the core was told to hold it for them
     has_run     it comes before those of its array that have never run
     """
 
@@ -130,7 +130,7 @@ class JobConditions:
     begin: float = -inf
     array: CappedArray | None = None
     cap: int = 0
-    is_closed: bool = False
+    is_barred: bool = False
     has_run: bool = False
 
     def code(self, now: float) -> StartCode | None:
@@ -143,12 +143,12 @@ class JobConditions:
 class Verdicts(NamedTuple):
     """What a look at conditions has found: jobs in order, with what is to be said of each.
 
-    closed   jobs that compete and may not
+    barred   jobs that compete and may not
     opened   jobs that may compete from now on
     lost     jobs that can never start
     """
 
-    closed: dict[str, None]
+    barred: dict[str, None]
     opened: dict[str, str]
     lost: dict[str, str]
 
@@ -163,7 +163,7 @@ _MET = {
 class StartConditions:
     """The conditions of all jobs that have not ended. Used by the engine's thread; readers hold its lock.
 
-    codes   number of closed jobs by the condition that they wait for, those that their owners hold left out
+    codes   number of barred jobs by the condition that they wait for, those that their owners hold left out
     """
 
     def __init__(self) -> None:
@@ -203,27 +203,27 @@ class StartConditions:
     def recall(self, record: JobRecord, request: JobRequest, ends_of: "EndsOf") -> None:
         """Note the conditions of a job that was submitted before this start. One that has run has met those that pass.
 
-        It counts as closed unless it runs or its owner holds it, or `note_open` says otherwise.
+        It counts as barred unless it runs or its owner holds it, or `note_open` says otherwise.
         """
         has_run = record.launches > 0
         self.add(record, request.model_copy(update={"after": (), "begin": None}) if has_run else request, ends_of)
         if (found := self._jobs.get(record.job.id)) is not None:
             found.has_run = has_run
-            found.is_closed = not record.held and not record.open_runs()
+            found.is_barred = not record.held and not record.open_runs()
             if record.open_runs():
                 self._give_turn(record.job.id, found)
 
     def note_open(self, job: str) -> None:
         """The journal has it that a job competes: its conditions were met."""
         if (found := self._jobs.get(job)) is not None:
-            found.is_closed = False
+            found.is_barred = False
             self._open(job, found)
             self._give_turn(job, found)
 
     def renew(self, job: str) -> None:
         """The core lets a job compete, because its owner does: whether it may is to be looked at."""
         if (found := self._jobs.get(job)) is not None:
-            found.is_closed = False
+            found.is_barred = False
             self._changed[job] = None
 
     def touch(self, job: str) -> None:
@@ -282,9 +282,9 @@ class StartConditions:
             self.note_end(job, JobState.CANCELLED)
         elif is_held(job):  # the core holds it for its owner from now on
             self._set_code(job, None)
-            each.is_closed = False
+            each.is_barred = False
         elif (code := each.code(now)) is not None:
-            self._close(job, each, code, found)
+            self._bar(job, each, code, found)
         elif each.array is not None:
             self._stirred[id(each.array)] = each.array
         else:
@@ -310,17 +310,17 @@ class StartConditions:
                 self._give_turn(job, each)
                 self._let_in(job, each, found)
             else:
-                self._close(job, each, StartCode.ARRAY, found)
+                self._bar(job, each, StartCode.ARRAY, found)
 
-    def _close(self, job: str, each: JobConditions, code: StartCode, found: Verdicts) -> None:
+    def _bar(self, job: str, each: JobConditions, code: StartCode, found: Verdicts) -> None:
         self._set_code(job, code)
-        if not each.is_closed:
-            each.is_closed = True
-            found.closed[job] = None
+        if not each.is_barred:
+            each.is_barred = True
+            found.barred[job] = None
 
     def _let_in(self, job: str, each: JobConditions, found: Verdicts) -> None:
-        if each.is_closed:
-            each.is_closed = False
+        if each.is_barred:
+            each.is_barred = False
             code = self._code_of.get(job)
             found.opened[job] = "nothing is in its way any more" if code is None else _MET[code]
         self._set_code(job, None)
@@ -374,10 +374,10 @@ class StartConditions:
 
     # Questions.
 
-    def is_closed(self, job: str) -> bool:
+    def is_barred(self, job: str) -> bool:
         """Whether the core holds a job for its conditions, and not for its owner."""
         found = self._jobs.get(job)
-        return found is not None and found.is_closed
+        return found is not None and found.is_barred
 
     def code_of(self, job: str) -> StartCode | None:
         """What a job waits for that its owner does not hold; None: for none of its conditions."""
