@@ -23,6 +23,8 @@ from poise.scheduler.model.action import Action, PreemptionCause
 from poise.scheduler.model.event import Event
 from poise.scheduler.policies.catalogue import POLICIES
 from poise.service.backends.kubernetes.reasons import MENDED_BY_NODES, PROBLEMS, UNSCHEDULABLE, WAITS, WORDS, reason_word
+from poise.service.server.explain import LiveCode
+from poise.service.server.start_conditions import StartCode
 
 pytestmark = pytest.mark.docs
 
@@ -136,7 +138,7 @@ def test_every_event_and_action_is_in_the_reference_of_the_journal_with_its_fiel
 
 def test_every_code_of_a_reason_is_in_the_reference() -> None:
     text = _text("docs", "reference", "reasons.md")
-    for code in (*Code, *PreemptionCause):
+    for code in (*Code, *LiveCode, *StartCode, *PreemptionCause):
         assert f"| `{code}` |" in text, code
 
 

@@ -25,7 +25,10 @@ from poise.service.server.metrics import Metrics
 from poise.service.server.queue_view import IN_LINE
 from poise.service.server.quotas import MIB, Allowance
 from poise.service.server.records import MOST_RUNS
+from poise.service.server.service import MOST_AWAITED_BY_ALL
+from poise.service.server.start_conditions import StartCode
 from poise.service.wire import request
+from poise.service.wire.after import MOST_AWAITED
 from poise.worker.checkpoints import KEPT
 from poise.worker.testing import preempting
 
@@ -33,7 +36,7 @@ pytestmark = pytest.mark.docs
 
 _OF_SAMPLES = {"le"}
 """Labels that every histogram has."""
-_WAITING = {Code.HELD, Code.SHARE, Code.ORDER, Code.FRAGMENTATION, Code.CAPACITY}
+_WAITING = {Code.HELD, Code.SHARE, Code.ORDER, Code.FRAGMENTATION, Code.CAPACITY, *StartCode}
 
 
 def _page(*parts: str) -> str:
@@ -107,6 +110,12 @@ def test_bounds_of_the_service_are_on_the_page_of_limits() -> None:
         "one argument": (orders.MOST_BYTES,),
         "a working directory": (request.MOST_PATH,),
         "GPUs of a job": (request.MOST_GPUS,),
+        "what a job waits for (`after`): terms": (
+            request.MOST_AFTER,
+            request.MOST_AFTER_TERM,
+            MOST_AWAITED,
+            MOST_AWAITED_BY_ALL,
+        ),
         "waiting jobs whose place in line (`position`": (IN_LINE,),
         "things that happened in an answer to `GET /v1/events`": (MOST_ROWS, MOST_ENTRIES),
         "jobs in an answer to `GET /v1/jobs`": (MOST_ROWS,),

@@ -251,6 +251,8 @@ def test_of_an_array_no_more_run_than_its_cap_in_order(service: Service) -> None
     assert running(service) == ["4", "5", other]
     finish_all(service)
     check_books(service, [*jobs, other])
+    conditions = service.loop.state.conditions
+    assert (conditions._jobs, conditions._arrays, conditions._array_of) == ({}, {}, {})
 
 
 def test_the_turn_goes_to_the_next_in_the_very_batch_in_which_one_ends(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from poise.scheduler.model.units import counted, in_units
 
 
 class Code(StrEnum):
-    """Stable codes: of a job that has ended, that runs, and that waits. The live service adds `LiveCode`."""
+    """Stable codes: of a job that has ended, that runs, and that waits. The live service adds `LiveCode` and `StartCode`."""
 
     REJECTED = "rejected"
     FAILED = "failed"

@@ -109,10 +109,12 @@ def _named(jobs: Iterable[str], records: Mapping[str, JobRecord]) -> str:
 class CappedArray:
     """Jobs of which only some may hold GPUs at once.
 
+    key     whose it is, and its name
     jobs    those that have not ended
     turns   those that compete for GPUs, hold some, or have processes that have not left theirs
     """
 
+    key: tuple[str, str]
     jobs: dict[str, None] = field(default_factory=dict)
     turns: dict[str, None] = field(default_factory=dict)
 
@@ -195,7 +197,8 @@ class StartConditions:
         if request.begin is not None:
             heappush(self._begins, (request.begin, job))
         if request.array_cap is not None and array is not None:
-            found.array, found.cap = self._arrays.setdefault((record.job.tenant, array), CappedArray()), request.array_cap
+            key = record.job.tenant, array
+            found.array, found.cap = self._arrays.setdefault(key, CappedArray(key)), request.array_cap
             found.array.jobs[job] = None
         self._jobs[job] = found
         self._changed[job] = None
@@ -301,6 +304,8 @@ class StartConditions:
         """Take turns back from those who have no use for them, and give what is free to the first who wait."""
         for job in [each for each in array.turns if not keeps_turn(each)]:
             del array.turns[job], self._array_of[job]
+        if not array.jobs and not array.turns:
+            self._arrays.pop(array.key, None)
         ready = [job for job in array.jobs if job not in array.turns and not is_held(job)]
         ready = [job for job in ready if self._jobs[job].code(now) is None]
         ready.sort(key=lambda job: (not self._jobs[job].has_run, int(job)))
