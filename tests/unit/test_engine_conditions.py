@@ -391,6 +391,24 @@ def test_conditions_hold_over_restarts_and_other_policies(policy: str, tmp_path:
     check_books(service, [first, *waiting])
 
 
+def test_a_restart_lets_nobody_in_anew(tmp_path: Path) -> None:
+    """A job that has its turn and waits for GPUs keeps it, though one comes before it that has lost its own by a hold."""
+    service = Service(tmp_path, policy="fifo", cluster="v100:1")
+    [first] = service.submit(a_request())
+    array(service, 2, 1)
+    for verb in (Verb.HOLD, Verb.RELEASE):
+        change(service, "2", verb)
+    assert [reason(service, job)[0] for job in ("2", "3")] == ["array-cap", "capacity"]
+    last = service.loop.store.last
+    service.restart()
+    service.settle()
+    check_standing(service)
+    assert [reason(service, job)[0] for job in ("2", "3")] == ["array-cap", "capacity"]
+    assert service.loop.store.last == last
+    end(service, first)
+    assert running(service) == ["3"]
+
+
 def test_conditions_are_found_again_from_the_records_alone(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an upgrade to a Poise that decides differently: the journal cannot be replayed."""
     [first] = service.submit(a_request())

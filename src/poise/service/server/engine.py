@@ -218,6 +218,7 @@ class ServiceEngine:
             if news or commands:
                 followups = self._process((self.clock.now(), [], [*news, *commands]))  # ends free GPUs for new jobs
                 self._follow_up(followups)
+            # A job may begin now, or the core has just ended one that others wait for.
             if self.state.conditions.next_time() <= (now := self.clock.now()):
                 self._process((now, [], []))
             if self._join_at <= self.clock.now():
@@ -313,9 +314,7 @@ class ServiceEngine:
         outcomes: list[Outcome] = []
         changes: list[Changes] = []
         followups: list[Command] = []
-        left = list(arrived)
-        while left:
-            now, events, items = left.pop(0)
+        for now, events, items in arrived:
             with self.lock:
                 # 2. Turn it into facts.
                 builder = BatchBuilder(self.state, self.deps, self._loss_reported, now)
@@ -332,8 +331,6 @@ class ServiceEngine:
             outcomes.append(outcome)
             if outcome.actions is not None or outcome.batch.touched or outcome.batch.nodes:
                 changes.append(self.state.changes(outcome))
-            if self.state.conditions.next_time() <= now:  # the core has ended jobs that others wait for
-                left.insert(0, (now, [each for each in events if isinstance(each, Belated)], []))
         # 4. Commit. If that fails, what follows does not happen: no run was started or stopped, no client was
         # answered, and `turn` goes back to what the store has.
         self._commit(changes)
