@@ -297,7 +297,7 @@ def test_a_job_file_may_come_on_standard_input(api: Api) -> None:
                                        "0-99%10, got '5%'"),
         (["--array", "5%x", "--", "x"], "--array: after % expected how many of its jobs may hold GPUs at once, such as "
                                         "0-99%10, got '5%x'"),
-        (["--after", "nobody", "--", "x"], "after: there is no job 'nobody', nor an app of tenant admins that is called so"),
+        (["--after", "nobody", "--", "x"], "after: there is no job 'nobody', and no app of this tenant is called so"),
         (["--after", "9-3", "--", "x"], "after: expected the lower id first, got '9-3'"),
         (["--after", "1:started", "--", "x"], "after: expected ids or names of jobs, and ended, succeeded or failed, such "
                                               "as 17, 17:succeeded or 17,20-29:failed, got '1:started'"),
@@ -358,12 +358,12 @@ def test_an_option_for_an_array_replaces_that_of_the_file_with_its_cap(api: Api,
     (tmp_path / "job.yaml").write_text(
         "run: x\narray: 0-99%10\nafter: [job-0, job-1:succeeded]\nbegin: 2033-05-18T03:33:20Z\n"
     )
-    jobs = poise("submit", "--dry-run", "job.yaml").json
+    jobs = poise("submit", "--dry-run", "--json", "job.yaml").json
     assert (len(jobs), jobs[0]["array_cap"], jobs[0]["begin"]) == (100, 10, 2e9)
     assert jobs[0]["after"] == ["job-0", "job-1:succeeded"]
-    jobs = poise("submit", "--dry-run", "--array", "2", "--after", "job-1", "job.yaml").json
+    jobs = poise("submit", "--dry-run", "--json", "--array", "2", "--after", "job-1", "job.yaml").json
     assert [(each.get("array_cap"), each["after"]) for each in jobs] == [(None, ["job-1"])] * 2
-    jobs = poise("submit", "--dry-run", "--sweep", "A=1,2", "job.yaml").json
+    jobs = poise("submit", "--dry-run", "--json", "--sweep", "A=1,2", "job.yaml").json
     assert [each.get("array_cap") for each in jobs] == [None] * 2
 
 

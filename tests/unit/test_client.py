@@ -59,7 +59,7 @@ def test_jobs_to_wait_for_are_handles_or_words_and_moments_are_datetimes_or_text
     ("given", "said"),
     [
         ({"after": "1:"}, r"^after: expected ids or names of jobs, and ended, succeeded or failed"),
-        ({"after": [None]}, r"^after: there is no job 'None', nor an app of tenant alice that is called so$"),
+        ({"after": [None]}, r"^after: there is no job 'None', and no app of this tenant is called so$"),
         ({"after": "9-1"}, r"^after: expected the lower id first, got '9-1'$"),
         ({"begin": "soon"}, r"^begin: expected a moment such as 16:00, .*, got 'soon'$"),
         ({"deadline": -1}, r"^deadline: expected at least 0, got -1$"),
@@ -69,8 +69,8 @@ def test_jobs_to_wait_for_are_handles_or_words_and_moments_are_datetimes_or_text
     ],
 )
 def test_what_says_when_a_job_starts_and_makes_no_sense_is_one_line(given: dict[str, object], said: str) -> None:
-    nobody, me = QUEUE | {"jobs": [], "total": 0}, {"name": "alice", "tenant": "alice", "role": "user"}
-    client, desk = talking(problem(404, "not-found", "no job"), nobody, me, nobody)
+    nobody, me = {"jobs": [], "total": 0, "exact": False}, {"name": "alice", "tenant": "alice", "role": "user"}
+    client, desk = talking(nobody, me, QUEUE | {"jobs": [], "total": 0})
     with pytest.raises(PoiseError, match=said) as caught:
         client.submit(command=["x"], **given)
     assert "\n" not in str(caught.value)

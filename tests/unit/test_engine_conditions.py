@@ -10,7 +10,7 @@ from poise.scheduler.model.cluster import Node
 from poise.scheduler.model.errors import ReplayError
 from poise.service.backends.api import NodeState, RunEnding
 from poise.service.server import recovery
-from poise.service.server.service_api import RequestRefusedError, Verb
+from poise.service.server.service_api import JobFilter, RequestRefusedError, Verb
 from poise.service.wire.request import Submission
 from poise.service.wire.views import Flag, JobState, ReasonView
 
@@ -184,7 +184,7 @@ def test_a_thousand_jobs_that_wait_for_a_thousand_share_what_they_wait_for(tmp_p
     conditions = service.loop.state.conditions
     assert len(conditions._terms) == 1
     assert sum(map(len, conditions._awaited.values())) == 1_000
-    service.call(lambda engine: engine.cancel_all(ALICE, "alice"))
+    service.call(lambda engine: engine.cancel_all(ALICE, JobFilter(tenant="alice")))
     assert {service.engine.show(job).job.state for job in waiting} == {JobState.CANCELLED}
     assert (conditions._terms, conditions._awaited, conditions._jobs) == ({}, {}, {})
 

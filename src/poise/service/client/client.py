@@ -139,8 +139,8 @@ class Client:
         """Submit a job: a JobRequest, or its fields.
 
         Without `cwd` it runs in the current folder, without `venv` in the active virtual environment; None: in none. It gets
-        the environment of this process; with `export="none"` none of it, with `export="A,B"` just these variables. `after` may
-        also name jobs by handles, `begin` and `deadline` may be a datetime or a text such as `now+2h`.
+        the environment of this process; with `export="none"` none of it, with `export="A,B"` just these variables.
+        `after` may also name jobs by handles, `begin` and `deadline` may be a datetime or a text such as `now+2h`.
         """
         return self.submit_all([request_of(request, fields)])[0]
 
@@ -180,27 +180,32 @@ class Client:
         return found
 
     def _ids_of(self, word: str, tenant: str | None) -> Sequence[str]:
-        """Ids of what a term names: a job, by its id or name; ids; or an app of the tenant, which is all its jobs so far."""
+        """Ids of what a term names: ids, a job by its name, or an app of the tenant, which is all its jobs so far.
+
+        An app comes before jobs whose names only begin so, as those of an array do with the name of its app.
+        """
         if is_ids(word):
             try:
                 return ids_of(Term((word,), AfterEnd.ENDED))
             except ValueError as error:
                 raise RequestError(f"after: {error}") from None
-        try:
-            return [self.find(word)]
-        except ServerRefusedError as error:
-            if error.code != NOT_FOUND:
-                raise
-        tenant = self.me().tenant if tenant is None else tenant
+        found = self.called(word)
+        jobs = () if found.exact else self._ids_of_app(word, self.me().tenant if tenant is None else tenant)
+        if jobs:
+            return jobs
+        if found.total > 1:
+            raise RequestError(f"after: {_ambiguous(word, found)}")
+        if not found.jobs:
+            raise RequestError(f"after: there is no job {word!r}, and no app of this tenant is called so")
+        return [found.jobs[0].id]
+
+    def _ids_of_app(self, app: str, tenant: str) -> Sequence[str]:
         rows: list[views.JobRow] = []
         while True:
-            page = self.queue(states=list(JobState), tenant=tenant, app=word, limit=MOST_JOBS, offset=len(rows))
+            page = self.queue(states=list(JobState), tenant=tenant, app=app, limit=MOST_JOBS, offset=len(rows))
             rows += page.jobs
             if not page.jobs or len(rows) >= page.total:
-                break
-        if not rows:
-            raise RequestError(f"after: there is no job {word!r}, nor an app of tenant {tenant} that is called so")
-        return [row.id for row in rows]
+                return [row.id for row in rows]
 
     def ship(self, folder: Path, *, most_mib: int = SHIP_MIB, tenant: str | None = None) -> str:
         """Upload a working directory, without what its `.gitignore` files ignore, and return its SHA-256 for `files=`.
