@@ -1,5 +1,7 @@
 """Jobs start only after others have ended, at a time, and as many of an array at once as it may have."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from poise.scheduler.model.errors import ReplayError
 from poise.service.backends.api import NodeState, RunEnding
 from poise.service.server import recovery
 from poise.service.server.service_api import JobFilter, RequestRefusedError, Verb
+from poise.service.server.storage.schema import FILE
 from poise.service.wire.request import Submission
 from poise.service.wire.views import Flag, JobState, ReasonView
 
@@ -427,6 +430,19 @@ def test_conditions_are_found_again_from_the_records_alone(service: Service, mon
     assert running(service) == [first, jobs[2]]
     finish_all(service)
     check_books(service, [first, *jobs])
+
+
+def test_a_job_whose_row_was_damaged_has_failed_for_those_that_wait_for_it(service: Service) -> None:
+    [first] = service.submit(a_request(hold=True))
+    [never] = service.submit(a_request(after=(f"{first}:succeeded",)))
+    [then] = service.submit(a_request(after=(first,)))
+    with closing(sqlite3.connect(service.directory / FILE)) as db, db:
+        db.execute("UPDATE jobs SET record = 'x' WHERE id = ?", (first,))
+    service.restart()
+    service.settle()
+    check_standing(service)
+    assert [state(service, job) for job in (first, never)] == [JobState.FAILED, JobState.CANCELLED]
+    assert running(service) == [then]
 
 
 def test_before_there_is_any_node_conditions_are_kept(tmp_path: Path) -> None:

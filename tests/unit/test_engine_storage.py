@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.machine import ALICE, FakeBackend, Service, a_request
 from tests.machine_laws import check_books, check_standing, finish_all
+from tests.start_laws import StartLaws
 
 from poise.scheduler.model.errors import InvariantError, JournalError, PoiseError
 from poise.service.backends.api import BackendFailed, DesiredState, RunEnding, RunOrder
@@ -107,6 +108,22 @@ def test_room_that_is_gone_again_at_once_is_waited_for(service: Service, monkeyp
     assert isinstance(reply.exception(0), RequestRefusedError)
     assert service.engine.service().ready
     assert service.engine.show(job).job.state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_a_commit_that_fails_lets_nobody_in_that_waits_for_others(fails: int, tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="fifo", cluster="v100:4")
+    laws = StartLaws(service.machine)
+    [first] = service.submit(a_request())
+    waiting = service.submit(*[a_request(after=(first,), array_cap=1, array="grid")] * 2)
+    failing(service, fails)
+    service.machine.end(first, RunEnding.FINISHED)
+    service.settle()
+    check_standing(service)
+    assert [job for job, _ in service.machine.alive] == waiting[:1]
+    assert laws.begun == 2
+    finish_all(service)
+    check_books(service, [first, *waiting])
 
 
 @pytest.mark.parametrize("has_reserve", [True, False])
