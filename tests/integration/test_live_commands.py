@@ -350,7 +350,7 @@ def test_times_and_caps_are_fields_of_the_request_and_shown(api: Api) -> None:
     poise("submit", "--array", "3%2", "-n", "a", "--", "x")
     assert kept(api, "job-7").array != requests[0].array  # another array, with a cap of its own
     shown = poise("show", "job-2").out
-    for fact in ("2033-05-18 03:33:20Z", "2033-05-18 04:33:20Z", "2 jobs at once"):
+    for fact in ("2033-05-18 03:33:20Z", "2033-05-18 04:33:20Z", "2 of its array"):
         assert fact in shown
 
 
