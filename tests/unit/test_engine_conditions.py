@@ -134,7 +134,7 @@ def test_one_failure_of_a_range_is_enough_once_all_have_ended(service: Service) 
     [clean, promote] = service.submit(a_request(after=("1-3:failed",)), a_request(after=("1,2,3:succeeded",)))
     fail(service, "2")
     assert state(service, promote) is JobState.CANCELLED
-    text = "waits for 2 of 3 jobs to end, one of which has failed: 1 (RUNNING), 3 (RUNNING)"
+    text = "waits for 2 of 3 jobs to end, one of which has not succeeded: 1 (RUNNING), 3 (RUNNING)"
     assert reason(service, clean) == ("dependency", text)
     end(service, "1")
     end(service, "3")
@@ -289,6 +289,18 @@ def test_a_cancelled_job_keeps_its_turn_until_its_processes_are_gone(tmp_path: P
     array(service, 2, 1)
     change(service, "1", Verb.CANCEL)
     assert reason(service, "2")[0] == "array-cap"
+    end(service, "1", RunEnding.YIELDED)
+    assert running(service) == ["2"]
+
+
+def test_a_job_that_has_ended_keeps_its_turn_over_a_restart_until_its_processes_are_gone(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="fifo", cluster="v100:4", backend=LingeringBackend)
+    array(service, 2, 1)
+    change(service, "1", Verb.CANCEL)
+    service.restart()
+    service.settle()
+    check_standing(service)
+    assert (running(service), reason(service, "2")[0]) == (["1"], "array-cap")
     end(service, "1", RunEnding.YIELDED)
     assert running(service) == ["2"]
 

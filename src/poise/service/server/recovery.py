@@ -194,9 +194,7 @@ def _from_records(deps: Dependencies, header: Header, now: float) -> ServiceStat
     for row in store.unended():
         try:
             record = state.records[row.id] = read_record(row)
-            if record.finished is None and any(
-                name in row.request for name in _CONDITIONS
-            ):  # few have any; the others are not parsed
+            if any(name in row.request for name in _CONDITIONS):  # few have any; the others are not parsed
                 conditional.append((record, request_of(row.request)))
         except DamagedRowError as error:
             state.damaged.append((row, str(error)))

@@ -80,7 +80,7 @@ class Prerequisite:
         if len(self.jobs) == 1:
             return f"waits for job {_named(self.jobs, records)} {how}"
         if self.end is AfterEnd.FAILED:
-            how = f"to end, {'one' if self.other else 'at least one'} of which has {'failed' if self.other else 'to fail'}"
+            how = f"to end, {'one of which has not succeeded' if self.other else 'at least one of which has to fail'}"
         few = _named(islice(self.left, MOST_NAMED), records)
         others = ", …" if len(self.left) > MOST_NAMED else ""
         return f"waits for {len(self.left):,} of {len(self.jobs):,} jobs {how}: {few}{others}"
@@ -89,14 +89,10 @@ class Prerequisite:
         """Why a job that waits for this can never start."""
         if self.other is not None:
             job, state = self.other
-            return (
-                f"was to start after the success of job {job}, which {'was cancelled' if state is _CANCELLED else 'failed'}"
-            )
+            became = "was cancelled" if state is JobState.CANCELLED else "failed"
+            return f"was to start after the success of job {job}, which {became}"
         which = f"job {self.jobs[0]}, which" if len(self.jobs) == 1 else f"one of {len(self.jobs):,} jobs, which all"
         return f"was to start after the failure of {which} succeeded"
-
-
-_CANCELLED = JobState.CANCELLED
 
 
 def _named(jobs: Iterable[str], records: Mapping[str, JobRecord]) -> str:
@@ -125,7 +121,7 @@ class JobConditions:
 
     cap         how many jobs of its array may have their turn at once
     is_barred   the core was told to hold it for them
-    has_run     it comes before those of its array that have never run
+    was_let_in  it comes before those of its array that have never had a turn
     """
 
     after: tuple[Prerequisite, ...] = ()
@@ -133,7 +129,7 @@ class JobConditions:
     array: CappedArray | None = None
     cap: int = 0
     is_barred: bool = False
-    has_run: bool = False
+    was_let_in: bool = False
 
     def code(self, now: float) -> StartCode | None:
         """The first condition that is not met, its turn aside; None: only that can be missing."""
@@ -206,15 +202,18 @@ class StartConditions:
     def recall(self, record: JobRecord, request: JobRequest, ends_of: "EndsOf") -> None:
         """Note the conditions of a job that was submitted before this start. One that has run has met those that pass.
 
-        It counts as barred unless it runs or its owner holds it, or `note_open` says otherwise.
+        It counts as barred unless it runs or its owner holds it, or `note_open` says otherwise. Of one that has ended, and
+        whose processes have not, only the turn counts.
         """
         has_run = record.launches > 0
         self.add(record, request.model_copy(update={"after": (), "begin": None}) if has_run else request, ends_of)
         if (found := self._jobs.get(record.job.id)) is not None:
-            found.has_run = has_run
+            found.was_let_in = has_run
             found.is_barred = not record.held and not record.open_runs()
             if record.open_runs():
                 self._give_turn(record.job.id, found)
+            if record.finished is not None:
+                self.note_end(record.job.id, record.state)
 
     def note_open(self, job: str) -> None:
         """The journal has it that a job competes: its conditions were met."""
@@ -308,7 +307,7 @@ class StartConditions:
             self._arrays.pop(array.key, None)
         ready = [job for job in array.jobs if job not in array.turns and not is_held(job)]
         ready = [job for job in ready if self._jobs[job].code(now) is None]
-        ready.sort(key=lambda job: (not self._jobs[job].has_run, int(job)))
+        ready.sort(key=lambda job: (not self._jobs[job].was_let_in, int(job)))
         for job in ready:
             each = self._jobs[job]
             if len(array.turns) < each.cap:
@@ -334,7 +333,7 @@ class StartConditions:
     def _open(self, job: str, each: JobConditions) -> None:
         """Forget conditions that were met for good."""
         self._drop_terms(job, each)
-        each.begin, each.has_run = -inf, True
+        each.begin, each.was_let_in = -inf, True
         if each.array is None:
             del self._jobs[job]
 
