@@ -72,6 +72,7 @@ Examples:
   poise submit job.yaml --env LR=0.01 --env WANDB_API_KEY --env-file secrets.env
   poise submit --follow -- python train.py
   poise submit --sweep LR=0.1,0.01 --sweep SEED=1,2 -- python train.py --lr '${LR}' --seed '${SEED}'
+  poise submit --array 0-99%10 --after prep:succeeded -- python train.py
   poise submit script.sbatch
 """
 
