@@ -6,6 +6,8 @@ A policy is an `Order` (a rank for each job), a `Planner` (a whole plan from a s
 of time). docs/reference/policy-api.md describes each name, docs/tutorial/first-policy.md writes a policy from nothing.
 """
 
+from typing import TYPE_CHECKING
+
 from poise.engine.outside import spec_of
 from poise.scheduler.model.action import Remark
 from poise.scheduler.model.arithmetic import Bools, Floats, Ints
@@ -45,6 +47,9 @@ from poise.scheduler.policies.listing import (
     whole_number,
 )
 
+if TYPE_CHECKING:
+    from poise.lab.conformance.check import check_policy as check_policy
+
 __all__ = [
     "Allocation",
     "Allocator",
@@ -79,6 +84,7 @@ __all__ = [
     "Unfitting",
     "Workload",
     "at_least_one",
+    "check_policy",
     "choice",
     "fraction",
     "number",
@@ -89,3 +95,12 @@ __all__ = [
     "spec_of",
     "whole_number",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """`check_policy`, brought in only where it is wanted: it needs the simulator."""
+    if name == "check_policy":
+        from poise.lab.conformance.check import check_policy
+
+        return check_policy
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

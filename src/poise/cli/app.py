@@ -41,6 +41,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "compare": Verb("compare", "Run TRACE under several policies and show them side by side"),
         "analyze": Verb("analyze", "Characterise the jobs of a trace or a journal"),
         "policies": Verb("policies", "List the policies, or show one in full"),
+        "check-policy": Verb("check_policy", "Run the laws of the catalogue on POLICY"),
         "audit": Verb("audit", "Measure what a policy does to those who share a cluster"),
         "bench": Verb("bench", "Measure what Poise itself costs"),
         "replay": Verb("simulate", "Hand the facts of JOURNAL to the core again"),
@@ -92,7 +93,7 @@ class Verbs(click.Group):
         """The command of this name."""
         if cmd_name not in VERBS:
             return None
-        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name.replace("-", "_")
         command = getattr(import_module(f"poise.cli.{VERBS[cmd_name].module}"), name)
         assert isinstance(command, click.Command)
         return command

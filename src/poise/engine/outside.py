@@ -342,6 +342,18 @@ def take_over(policies: Sequence[CarriedPolicy]) -> None:
 # Errors while a policy decides
 
 
+def has_listing(spec: str) -> bool:
+    """Say whether the author of a specification's policy wrote a listing for it."""
+    name = catalogue.listing_of(spec).name
+    return name in catalogue.POLICIES or isinstance(_targets.get(name), Listing)
+
+
+def can_be_imported(spec: str) -> bool:
+    """Say whether another process can find a specification's policy by its name."""
+    name = catalogue.listing_of(spec).name
+    return name in catalogue.POLICIES or name in _referenced
+
+
 def source_files(spec: str) -> tuple[str, ...]:
     """The file of a specification's policy if it comes from outside; empty for a policy of the catalogue."""
     file = _files.get(catalogue.listing_of(spec).name)
@@ -359,12 +371,14 @@ def blaming(spec: str) -> Iterator[None]:
     except (KeyboardInterrupt, OSError, RequestError, PolicyError):
         raise
     except Exception as error:
-        raise PolicyError(f"policy {spec!r}: {_blamed(spec, error)}") from error
+        raise PolicyError(f"policy {spec!r}: {blamed(spec, error)}") from error
 
 
-def _blamed(spec: str, error: Exception) -> str:
-    """The line of the policy's own file in which it arose, if there is one; else what the core said of its answer."""
+def blamed(spec: str, error: Exception) -> str:
+    """What a policy raised as one line, which begins with the line of the policy's own file if there is one."""
     files = source_files(spec)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-    return f"{frames[-1].filename}:{frames[-1].lineno}: {text}" if frames else text
+    if frames:
+        return f"{frames[-1].filename}:{frames[-1].lineno}: {text}"
+    return str(error) if isinstance(error, PoiseError) else f"the core cannot use its answer: {text}"

@@ -94,7 +94,7 @@ def simulate(
         beliefs=beliefs,
         truths=truths,
         truth=replace(experiment.truth, reported_speeds=reported),
-        outages=_outages(trace, experiment),
+        outages=outages_of(trace, experiment),
         until=first + experiment.until,
         sizes=lambda job: None if job.model is None else experiment.throughputs.size(job.model),
     )
@@ -149,10 +149,10 @@ def check(trace: Trace, experiment: Experiment) -> None:
         if not work + last <= MOST_SECONDS:
             amounts = f"{work:.3g} GPU-seconds of work, submitted until {last:.3g} s"
             raise RequestError(f"{trace.name}: expected at most {MOST_SECONDS:.0e} seconds, got {amounts}")
-    _outages(trace, experiment)
+    outages_of(trace, experiment)
 
 
-def _outages(trace: Trace, experiment: Experiment) -> list[Outage | Drain]:
+def outages_of(trace: Trace, experiment: Experiment) -> list[Outage | Drain]:
     """Return outages and drains; drawn outages cover four times what the work takes on the whole cluster."""
     first, last = (trace.jobs[0].job.submitted, trace.jobs[-1].job.submitted) if trace.jobs else (0.0, 0.0)
     found: list[Outage | Drain] = [parse_drain(each, experiment.cluster, start=first) for each in experiment.drains]

@@ -52,6 +52,7 @@ class Capability(StrEnum):
     TENANTS = "divides GPUs among tenants"
     TRADES = "lets tenants trade fast GPUs for slow ones"
     DEADLINES = "keeps deadlines where they can be kept"
+    PRIORITIES = "looks at the priorities that owners state"
     ELASTIC = "starts elastic jobs with fewer GPUs than they ask for"
     PAIRS = "puts two jobs on the same GPUs"
     AUCTIONS = "auctions free GPUs among apps, without regard to GPU types"
