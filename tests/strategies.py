@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from tests.builders import Story, simulate
 from tests.whims import WHIMS, whim
 
+from poise.lab.conformance import worlds as conformance
+from poise.lab.conformance.laws import Subject
+from poise.lab.conformance.play import Play
 from poise.lab.simulator.outages import Drain, Outage
 from poise.lab.simulator.tasks import FREE, Switching
 from poise.lab.simulator.world import Truth
@@ -24,7 +27,7 @@ from poise.scheduler.model.cluster import Cluster, Node
 from poise.scheduler.model.job import Job
 from poise.scheduler.model.plan import Order, Policy
 from poise.scheduler.placement.strategies import PLACEMENTS
-from poise.scheduler.policies.catalogue import POLICIES, policy_named
+from poise.scheduler.policies.catalogue import POLICIES, capabilities_of, policy_named
 
 VARIANTS = (
     "tiresias:limits=8/24",
@@ -261,6 +264,15 @@ class World:
     def how(self) -> Policy:
         """The policy itself."""
         return whim(self.policy) if self.policy in WHIMS else policy_named(self.policy)
+
+    def judged(self, story: Story) -> tuple[Subject, Play]:
+        """The policy and what happened, as the laws of `poise check-policy` look at them."""
+        can = frozenset() if self.policy in WHIMS else capabilities_of(self.policy)
+        where = conformance.World(
+            tuple(self.jobs), self.cluster, self.placement, self.settings, tuple(self.outages), self.truth
+        )
+        played = Play(self.how, where, tuple(story.entries), story.scheduler, story.speeds)
+        return Subject(lambda: self.how, lambda: self.how, None, can), played
 
     def played(self, watch: Callable[[Scheduler, JournalEntry], None] | None = None) -> Story:
         """What happens in this world."""

@@ -8,99 +8,26 @@ from hypothesis import event, given
 from tests.builders import Run, Story
 from tests.strategies import World, worlds
 
+from poise.lab.conformance.laws import wrong_gpus
 from poise.scheduler.core.reasons import Code
-from poise.scheduler.model.action import Action, Cancel, Compute, Launch, Preempt, PreemptionCause, WakeAt
-from poise.scheduler.model.cluster import Holding, gpu_count
+from poise.scheduler.model.action import Action, Compute, Launch, Preempt, PreemptionCause, WakeAt
 from poise.scheduler.model.event import (
-    Cancelled,
-    Computed,
-    Event,
-    Failed,
     Finished,
-    NodeLost,
-    NodeRestricted,
-    NodeReturned,
     Synchronised,
 )
-from poise.scheduler.model.job import Job, Status
+from poise.scheduler.model.job import Status
 from poise.scheduler.model.plan import Grain
 from poise.scheduler.model.speed import Locality
-from poise.scheduler.model.topology import Topology
 from poise.scheduler.policies.catalogue import policy_named
 
 LEAVING_IDLE = ("min-cost", "fifo-fastest:sticky=off", "whim")
 """Policies that stop a job though nobody else is to have its GPUs."""
 
 
-def enough(job: Job, is_trial: bool) -> range:
-    """The numbers of GPUs that a job can do with; one where it is tried."""
-    if job.micro_batches is not None and not is_trial:
-        return range(1, job.micro_batches + 1)
-    return range(1, 2) if is_trial else range(job.min_gpus or job.gpus, (job.max_gpus or job.gpus) + 1)
-
-
-def changed(held: dict[int, int], gpus: Holding) -> dict[int, int]:
-    """These GPUs more, or these less."""
-    return {node: mask for node in {*held, *dict(gpus)} if (mask := held.get(node, 0) ^ dict(gpus).get(node, 0))}
-
-
-class Held:
-    """Who holds which GPUs, as masks by node, which nodes are lost, and which GPUs are closed."""
-
-    def __init__(self) -> None:
-        self.by_job: dict[str, dict[int, int]] = {}
-        self.lost: set[int] = set()
-        self.closed: dict[int, int] = {}
-
-    def read(self, fact: Event) -> None:
-        match fact:
-            case NodeLost(node):
-                self.lost.add(node)
-                self.by_job = {job: gpus for job, gpus in self.by_job.items() if node not in gpus}
-            case NodeReturned(node):
-                self.lost.discard(node)
-            case NodeRestricted(node, closed):
-                self.closed[node] = sum(1 << slot for slot in closed)
-            case Computed(job, _, gpus):
-                self.by_job[job] = changed(self.by_job[job], gpus)
-            case Finished() | Failed() | Cancelled() | Synchronised():
-                self.by_job.pop(fact.job, None)
-            case _:
-                pass
-
-    def carry_out(self, action: Action) -> None:
-        if isinstance(action, Preempt | Cancel):
-            self.by_job.pop(action.job, None)
-        elif isinstance(action, Launch | Compute):
-            assert isinstance(action, Compute) or action.job not in self.by_job
-            assert not any(self.closed.get(node, 0) & mask for node, mask in action.gpus)
-            self.by_job[action.job] = changed(self.by_job.get(action.job, {}), action.gpus)
-
-    def check(self, full: list[int]) -> None:
-        for node, slots in enumerate(full):
-            masks = [gpus[node] for gpus in self.by_job.values() if node in gpus]
-            assert sum(masks) & slots == sum(masks), "a slot that is not there, or one that is held twice"
-            assert all(not (one & other) for i, one in enumerate(masks) for other in masks[:i])
-            assert not masks or node not in self.lost
-
-
 @given(worlds(forever=True))
 def test_every_decision_gives_gpus_that_a_job_can_do_with_on_live_nodes_and_none_twice(world: World) -> None:
     story = world.played()
-    topology = Topology(world.cluster)
-    jobs = {each.job.id: each.job for each in world.jobs}
-    held = Held()
-    for _, events, actions in story.entries:
-        for fact in events:
-            held.read(fact)
-        for action in actions:
-            held.carry_out(action)
-            if isinstance(action, Launch | Compute):
-                kinds = {topology.type_of[slots.node] for slots in action.gpus}
-                tasks = story.speeds.estimate(jobs[action.job]).tasks
-                assert len(kinds) == 1 if tasks is None else kinds.issubset(tasks.types)
-                assert gpu_count(action.gpus) in enough(jobs[action.job], story.is_trial(action.gpus))
-        held.check(topology.full)
+    assert wrong_gpus(*world.judged(story), story.is_trial) is None
 
 
 @given(worlds())

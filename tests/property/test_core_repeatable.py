@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.strategies import VARIANTS, World, worlds
 
 from poise.engine.assembly import with_rounds
+from poise.lab.conformance.laws import renamed
 from poise.lab.simulator.world import Truth
 from poise.lab.traces.schema import FailedAttempt, TraceJob
 from poise.scheduler.core.scheduler import Scheduler
-from poise.scheduler.model.action import JournalEntry
 from poise.scheduler.model.workload import Allocator
 from poise.scheduler.placement.strategies import placement_named
 from poise.scheduler.policies.catalogue import POLICIES, policy_named
@@ -31,21 +31,6 @@ def test_the_facts_of_a_journal_lead_to_its_wishes_again(world: World) -> None:
     )
     for now, events, actions in world.played().entries:
         assert again.handle(now, events) == actions
-
-
-def renamed(value: Any, names: dict[str, str]) -> Any:
-    """The same journal with other names of jobs; an id stands in `job`, `beneficiary` and in the job itself."""
-    if isinstance(value, JournalEntry):
-        return JournalEntry(value.now, renamed(value.events, names), renamed(value.actions, names))
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return tuple(renamed(each, names) for each in value)
-    for field in ("job", "beneficiary"):
-        old = getattr(value, field, None)
-        if isinstance(old, str):
-            value = replace(value, **{field: names[old]})
-        elif old is not None:
-            value = replace(value, job=replace(old, id=names[old.id]))
-    return value
 
 
 @given(worlds(), st.randoms(use_true_random=False))

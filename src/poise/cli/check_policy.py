@@ -100,6 +100,8 @@ def _kept(report: Report, verdict: Verdict, folder: Path, trace: str | None) -> 
         return f"poise audit --policy {quote(report.policy)}"
     if verdict.world is None or trace is not None:
         return None
+    if not verdict.world.jobs:
+        return f"poise check-policy {quote(report.policy)} --seeds 0"
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"counterexample-{verdict.law.replace(' ', '-')}.jsonl"
     written = write_world(verdict.world, file)

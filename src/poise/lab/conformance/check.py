@@ -98,13 +98,13 @@ def check_policy(
     spec = outside.spec_of(policy)
     subject = subject_of(spec)
     laws = (Law(RAISES, "no exception while it decides, and an answer in time", _nothing), *LAWS, *_claims_of(subject))
-    judged, found = dict.fromkeys(laws, 0), dict[Law, World]()
+    judged, found = dict.fromkeys(laws, 0), dict[Law, tuple[World, str]]()
     for done, world in enumerate(worlds_from(seed, seeds) if worlds is None else worlds):
         show(done)
         for law, problem in _judged(spec, subject, world, [law for law in laws if law not in found]):
             judged[law] += 1
             if problem is not None:
-                found[law] = world
+                found[law] = world, problem
     verdicts = [_verdict(spec, subject, law, judged[law], found.get(law)) for law in laws]
     if worlds is None and outside.can_be_imported(spec):
         problem = differs_by_process(spec)
@@ -139,15 +139,15 @@ def _problem(spec: str, subject: Subject, law: Law, played: Play) -> str | None:
         return outside.blamed(spec, error)
 
 
-def _verdict(spec: str, subject: Subject, law: Law, worlds: int, world: World | None) -> Verdict:
-    if world is None:
+def _verdict(spec: str, subject: Subject, law: Law, worlds: int, found: tuple[World, str] | None) -> Verdict:
+    if found is None:
         return Verdict(law.name, law.statement, worlds)
+    world, problem = found
 
     def problem_in(candidate: World) -> str | None:
         return next((problem for _, problem in _judged(spec, subject, candidate, [law])), None)
 
     until = monotonic() + SHRINKING
-    problem = problem_in(world) or "it was broken once, and not when it was tried again"
     is_smaller = True
     while is_smaller and monotonic() < until:
         is_smaller = False

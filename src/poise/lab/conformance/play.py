@@ -35,7 +35,7 @@ from poise.scheduler.placement.strategies import placement_named
 from poise.scheduler.throughput.speeds import Speeds
 from poise.scheduler.throughput.table import shipped
 
-MOST_INSTANTS = 4_000
+MOST_INSTANTS = 1_000
 """Instants of a small world, and for each job 100 more: a run that takes longer goes round in circles."""
 LONGEST = 10.0
 """Seconds of a run in a small world: a policy that takes longer does not answer."""

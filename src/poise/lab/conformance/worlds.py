@@ -75,6 +75,10 @@ def odd_worlds() -> Iterator[World]:
     yield World(jobs(1), parse_cluster("gpu:1"))
     yield World(jobs(2, seconds=0.0), few)
     yield World(jobs(8, gpus=2), few)
+    line = enumerate(jobs(5, gpus=4, apart=1.0))  # the later, the shorter
+    yield World(tuple(replace(one, job=replace(one.job, duration=10.0 - 2 * i)) for i, one in line), few)
+    gap = zip(jobs(3, seconds=9.0, apart=1.0), (3, 4, 1), strict=True)  # the second does not fit, the third does
+    yield World(tuple(replace(one, job=replace(one.job, gpus=gpus)) for one, gpus in gap), few)
     yield World(jobs(3, gpus=8), few)  # larger than the cluster: rejected
     yield World(each(jobs(6, gpus=2), gpu_types=("k80",)), mixed)  # nobody wants the V100s
     yield World((*jobs(3), *each(jobs(6, gpus=4)[3:], submitted=100.0)), few)  # idle in between
@@ -173,6 +177,10 @@ def _outage_line(outage: Outage | Drain, cluster: Cluster) -> str:
 
 def smaller(world: World) -> Iterator[World]:
     """Worlds that are simpler than this one, the much simpler ones first."""
+    return (candidate for candidate in _simplified(world) if candidate != world)
+
+
+def _simplified(world: World) -> Iterator[World]:
     count = len(world.jobs)
     size = count // 2
     while size:
