@@ -17,6 +17,9 @@ from hypothesis import HealthCheck, Phase, settings
 from tests.kube.server import KubeServer, find_assets
 from tests.ray_cluster import RayDaemons, ray_daemons
 
+from poise.engine import outside
+from poise.scheduler.policies import catalogue
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it for what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -36,6 +39,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     is_grouped = getattr(item.config.option, "loadgroup", False) and item.get_closest_marker("xdist_group") is not None
     if is_grouped and "@" not in item.nodeid:
         pytest.fail(f"pytest-xdist puts no test into its group with pytest {pytest.__version__}", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_policies_from_outside() -> Iterator[None]:
+    """Policies that a test registers are unknown after it."""
+    registered = (catalogue._OUTSIDE, outside._targets, outside._files)
+    kept, referenced = [dict(each) for each in registered], set(outside._referenced)
+    yield
+    for each, before in zip(registered, kept, strict=True):
+        each.clear()  # type: ignore[attr-defined]
+        each.update(before)  # type: ignore[attr-defined]
+    outside._referenced.intersection_update(referenced)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from poise.policies import (
     Snapshot,
     Unfitting,
 )
-from poise.scheduler.model.cluster import Slots
+from poise.scheduler.model.cluster import NodeGpus
 
 
 def _order(rank: Any, preemption: PreemptionRule = PreemptionRule.BY_RANK) -> Order:
@@ -99,7 +99,7 @@ class Ghosts(_Plans):
     """Claims GPUs of a node that is not there."""
 
     def _planned(self, snapshot: Snapshot) -> Plan:
-        return _plan(tuple(Claim(row, site=(Slots(99, 1),)) for row in snapshot.active))
+        return _plan(tuple(Claim(row, site=(NodeGpus(99, 1),)) for row in snapshot.active))
 
 
 class Splits(_Plans):

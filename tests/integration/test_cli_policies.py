@@ -7,7 +7,19 @@ from poise import __version__
 from poise.cli.app import VERBS as REGISTERED
 from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES
 
-STUDY = ("demo", "simulate", "compare", "policies", "replay", "shares", "analyze", "audit", "bench")
+STUDY = (
+    "demo",
+    "simulate",
+    "compare",
+    "policies",
+    "check-policy",
+    "new-policy",
+    "replay",
+    "shares",
+    "analyze",
+    "audit",
+    "bench",
+)
 LIVE = (
     "serve", "submit", "queue", "show", "logs", "wait", "why", "cancel", "hold", "release", "nodes", "events", "use",
     "tokens", "agent", "ray", "drain", "return", "repair", "run", "top", "completion",
@@ -20,7 +32,7 @@ def test_json_lists_the_whole_catalogue() -> None:
     assert [row["name"] for row in rows] == list(POLICIES)
     for row in rows:
         assert set(row) == {
-            "name", "family", "summary", "paper", "claims", "parameters", "traits", "capabilities",
+            "name", "family", "summary", "paper", "claims", "parameters", "traits", "capabilities", "origin",
         }  # fmt: skip
         assert row["capabilities"] == sorted(POLICIES[row["name"]].capabilities)
         assert all(isinstance(row[key], str) and row[key] for key in ("name", "family", "summary", "paper"))

@@ -632,7 +632,7 @@ def test_a_priority_is_noted_to_have_no_effect(api: Api) -> None:
     said = poise("submit", "--dry-run", "--priority", "7", "--", "x")
     assert said.err.startswith("note: priority 7 has no effect: ")
     assert poise("submit", "--priority", "7", "--", "x").err == said.err
-    assert "7, without effect: no policy of this version looks at priorities" in poise("show", "job-2").out
+    assert "7; no policy of the catalogue looks at priorities" in poise("show", "job-2").out
 
 
 def test_waiting_ends_with_all_jobs_and_with_their_worst_exit_code(api: Api) -> None:

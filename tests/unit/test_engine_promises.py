@@ -129,7 +129,7 @@ def test_a_priority_without_effect_is_accepted_with_a_note(tmp_path: Path) -> No
     service = Service(tmp_path)
     submission = Submission(jobs=(a_request(priority=3), a_request()), key="a-submission")
     said = (
-        "priority 3 has no effect: no policy of this version looks at priorities; --weight counts under policies that share"
+        "priority 3 has no effect: no policy of the catalogue looks at priorities; --weight counts under policies that share"
     )
     for _ in range(2):  # also when it was taken before
         assert service.call(lambda engine: engine.submit(ALICE, submission)).notes == (said,)

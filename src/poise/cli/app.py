@@ -42,6 +42,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "analyze": Verb("analyze", "Characterise the jobs of a trace or a journal"),
         "policies": Verb("policies", "List the policies, or show one in full"),
         "check-policy": Verb("check_policy", "Run the laws of the catalogue on POLICY"),
+        "new-policy": Verb("new_policy", "Write a policy to begin with, its test and its page"),
         "audit": Verb("audit", "Measure what a policy does to those who share a cluster"),
         "bench": Verb("bench", "Measure what Poise itself costs"),
         "replay": Verb("simulate", "Hand the facts of JOURNAL to the core again"),

@@ -48,7 +48,7 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.option("--policy", required=True, help="NAME, NAME:key=value,..., NAME+COMBINATOR.")
+@click.option("--policy", required=True, help="NAME, NAME:key=value,..., NAME+COMBINATOR, MODULE:ATTRIBUTE.")
 @click.option("--trace", help="Audit on a trace, its tenants being the agents; with one tenant, its jobs.")
 @click.option(
     "--instances",

@@ -8,12 +8,13 @@ import click
 
 from poise.cli.experiment import experiment_options, read_experiment
 from poise.cli.options import FOLDER, examples, print_json
-from poise.cli.output import Bar, show_notes, show_table
+from poise.cli.output import show_notes, show_table
 from poise.cli.outside import find_policy
 from poise.lab.conformance.check import SEEDS, Report, Verdict
 from poise.lab.conformance.check import check_policy as check
 from poise.lab.conformance.worlds import World, odd_worlds, write_world
 from poise.lab.experiment import outages_of
+from poise.lab.progress import Bar
 from poise.lab.report.page import HtmlTable
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.policies.catalogue import policy_named
@@ -84,7 +85,7 @@ def _refuse(context: click.Context) -> None:
 def _world(trace: str, options: dict[str, Any], policy: str) -> World:
     """The world that a trace and options describe."""
     request = read_experiment(trace, options, policy)
-    show_notes(request.notes, quiet=request.quiet)
+    show_notes(request.notes, quiet=options["quiet"])
     if len(request.trace.jobs) > MOST_JOBS:
         raise RequestError(f"{request.trace.name}: expected at most {MOST_JOBS} jobs; choose some with --jobs")
     experiment = request.experiment

@@ -7,19 +7,23 @@ from rich.box import SIMPLE
 from rich.table import Table as RichTable
 
 from poise.cli.options import examples, json_option, print_json
-from poise.cli.output import console
-from poise.scheduler.model.errors import UnknownNameError
-from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, Listing
+from poise.cli.output import console, show_notes
+from poise.cli.outside import find_policy
+from poise.engine.outside import find_all
+from poise.scheduler.policies.catalogue import COMBINATORS, Listing, known, listing_of
 
 
-@click.command(epilog=examples("poise policies", "poise policies tiresias"))
+@click.command(epilog=examples("poise policies", "poise policies tiresias", "poise policies edf:POLICY"))
 @click.argument("name", required=False)
 @json_option
 def policies(name: str | None, as_json: bool) -> None:
-    """List the policies, or show one in full."""
-    if name is not None and name not in POLICIES:
-        raise UnknownNameError("policy", name, POLICIES)
-    chosen = list(POLICIES.values()) if name is None else [POLICIES[name]]
+    """List the policies, those that plug-ins have brought included, or show one in full: NAME or MODULE:ATTRIBUTE."""
+    if name is None:
+        show_notes(list(find_all()), quiet=False)
+        chosen = list(known().values())
+    else:
+        find_policy(name)
+        chosen = [listing_of(name)]
     if as_json:
         documents = [document(listing) for listing in chosen]
         print_json(documents if name is None else documents[0])
@@ -41,6 +45,7 @@ def document(listing: Listing) -> dict[str, object]:
         "parameters": parameters,
         "traits": asdict(listing.traits),
         "capabilities": sorted(listing.capabilities),
+        "origin": listing.origin or None,
     }
 
 
@@ -48,9 +53,10 @@ def _show_all() -> None:
     shown = RichTable(box=SIMPLE)
     for heading in ("policy", "family", "what it does", "parameters"):
         shown.add_column(heading)
-    for listing in POLICIES.values():
+    for listing in known().values():
         parameters = " ".join(parameter.name for parameter in listing.parameters)
-        shown.add_row(listing.name, listing.family, listing.summary, parameters)
+        origin = f" (from {listing.origin})" if listing.origin else ""
+        shown.add_row(listing.name, listing.family, listing.summary + origin, parameters)
     for combinator in COMBINATORS.values():
         shown.add_row(f"+{combinator.name}", "combinator", combinator.summary, "")
     console().print(shown)
@@ -61,6 +67,8 @@ def _show_one(listing: Listing) -> None:
     click.echo(f"from: {listing.paper}")
     if listing.url is not None:
         click.echo(f"url: {listing.url}")
+    if listing.origin:
+        click.echo(f"origin: {listing.origin}")
     for claim in listing.claims:
         click.echo(f"claims: {claim}")
     for name, words in asdict(listing.traits).items():

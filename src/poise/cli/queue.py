@@ -262,7 +262,7 @@ def facts(detail: JobDetail) -> list[tuple[str, str]]:
         ("folder", None if request is None else request.cwd),
         ("virtual env", None if request is None else request.venv),
         ("replicas", LONE_PROCESS if request and is_lone_process(request) else None),
-        ("priority", f"{request.priority}, without effect: {NO_PRIORITIES}" if request and request.priority else None),
+        ("priority", f"{request.priority}; {NO_PRIORITIES}" if request and request.priority else None),
     ]
     return [(heading, plain(text)) for heading, text in found if text is not None]
 

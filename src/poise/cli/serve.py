@@ -85,7 +85,10 @@ _OPTIONS = (
     click.option("--listen", default="127.0.0.1:8642", show_default=True, metavar="HOST:PORT",
         help="Port 0: any that is free."),
     click.option("--policy",
-        help="NAME, NAME:key=value,..., NAME+COMBINATOR.  [default: the one in force before; at first, max-min]"),
+        help="NAME, NAME:key=value,..., NAME+COMBINATOR, MODULE:ATTRIBUTE.  [default: the one in force before; at first, "
+        "max-min]"),
+    click.option("--allow-policy", "allowed", multiple=True, metavar="MODULE:ATTRIBUTE",
+        help="Let `poise use` choose this policy from outside of Poise as well. May be given more than once."),
     click.option("--placement", default="consolidate", show_default=True, metavar="NAME",
         help=f"One of {', '.join(PLACEMENTS)}."),
     click.option("--round", "round_", type=DURATION, default=360.0, show_default=True, help="Length of a round."),
@@ -233,6 +236,8 @@ def _setup(options: dict[str, Any]) -> "Setup":
     if options["policy"] is not None:
         find_policy(options["policy"])
         policy_named(options["policy"])
+    for each in options["allowed"]:
+        find_policy(each)
     placement_named(options["placement"])
     devices: Mapping[tuple[str, int], str] = {}
     kind = BackendKind(options["backend"])
@@ -262,6 +267,7 @@ def _setup(options: dict[str, Any]) -> "Setup":
         state=options["state"] or state_folder(os.environ),
         cluster=cluster,
         policy=options["policy"],
+        find_policy=find_policy,
         placement=options["placement"],
         settings=_settings(options),
         backend=kind,

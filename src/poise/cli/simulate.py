@@ -11,6 +11,7 @@ from poise.cli import INTERRUPTED
 from poise.cli.experiment import check_rows, check_rows_ending, experiment_options, per_job_option, read_experiment
 from poise.cli.options import FILE, FOLDER, force_option, json_option, print_json
 from poise.cli.output import console, show_notes, watching
+from poise.cli.outside import find_policy
 from poise.engine.assembly import replay_journal
 from poise.engine.journal import NAME
 from poise.lab.analysis.run_tables import per_job_table
@@ -34,7 +35,9 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @click.argument("trace")
-@click.option("--policy", default="fifo", show_default=True, help="NAME, NAME:key=value,..., NAME+COMBINATOR.")
+@click.option(
+    "--policy", default="fifo", show_default=True, help="NAME, NAME:key=value,..., NAME+COMBINATOR, MODULE:ATTRIBUTE."
+)
 @experiment_options
 @click.option("--out", type=FOLDER, help="Write journal, summary and jobs to a directory.")
 @per_job_option
@@ -123,14 +126,23 @@ Example:
 
 @click.command(epilog=REPLAY_EPILOG)
 @click.argument("journal", type=click.Path(path_type=Path))
+@click.option(
+    "--allow-policy",
+    "allowed",
+    multiple=True,
+    metavar="MODULE:ATTRIBUTE",
+    help="Import this policy from outside of Poise, which the journal names. May be given more than once.",
+)
 @json_option
-def replay(journal: Path, as_json: bool) -> None:
+def replay(journal: Path, allowed: tuple[str, ...], as_json: bool) -> None:
     """Hand the facts of JOURNAL to the core again: a file, a directory that --out wrote, or a service's state.
 
     Every action must come out as it was written; the first that does not ends the replay with exit code 1.
     """
     from poise.service.server.storage.replay import replay_store, store_of
 
+    for each in allowed:
+        find_policy(each)
     store = store_of(journal)
     header, replayed, missing = (*replay_journal(journal), ()) if store is None else replay_store(store)
     if as_json:

@@ -46,6 +46,7 @@ from poise.service.server.records import LOST, JobRecord, RunRecord
 from poise.service.server.service_api import Command, RefusalCode, RequestRefusedError, Verb, fulfil, refuse
 from poise.service.server.service_state import ACCEPTED, CONDITION, DEFERRED, Batch, ServiceState
 from poise.service.server.storage.store import Store, check_same, holder
+from poise.service.server.submission_notes import notes_under
 from poise.service.wire import views
 from poise.service.wire.request import JobRequest
 
@@ -204,7 +205,10 @@ class BatchBuilder:
             if submission.key is not None:
                 self._keys[submission.key, whose] = ids, submission.jobs
                 self.batch.keys.append((submission.key, whose, json.dumps(ids)))
-        self._reply(command, views.SubmittedView(jobs=ids, notes=self._deps.notes(submission.jobs)))
+        self._reply(
+            command,
+            views.SubmittedView(jobs=ids, notes=notes_under(self._state.header.policy, self._deps.notes, submission.jobs)),
+        )
 
     def _new_job(self, request: JobRequest, text: str, by: views.Account) -> str:
         """Add a new job and return its id. It counts at once: the next submission of this batch comes on top of it."""

@@ -32,7 +32,7 @@ from typing import assert_never
 
 from poise.engine.journal import Header
 from poise.engine.loop import collector_paused, freeze_heap
-from poise.scheduler.model.errors import InvariantError, JournalError, PoiseError, RequestError
+from poise.scheduler.model.errors import InvariantError, JournalError, PoiseError, PolicyError, RequestError
 from poise.scheduler.model.event import Belated, Event, Woke
 from poise.service.backends.api import (
     AllFound,
@@ -535,7 +535,7 @@ class ServiceEngine:
                 with collector_paused():
                     base = header or before.header
                     state, outcome = renewed(self.deps, before, base, now, command, self.lock, joining)
-            except RequestError as error:
+            except (RequestError, PolicyError) as error:
                 if command is None:
                     raise
                 refuse(command, RequestRefusedError(RefusalCode.WRONG, str(error)))

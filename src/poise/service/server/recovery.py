@@ -21,6 +21,7 @@ from poise.scheduler.model.action import JournalEntry, PreemptionCause, WakeAt
 from poise.scheduler.model.errors import ReplayError
 from poise.scheduler.model.event import Belated, Cancelled, Carried, Colocated, Estimated, Submitted, Woke
 from poise.scheduler.model.units import counted
+from poise.scheduler.policies.catalogue import is_known
 from poise.service.backends.api import DesiredState, NodeReport, RunNotice
 from poise.service.server.batch import ends_of
 from poise.service.server.dependencies import Dependencies, live_cluster
@@ -59,7 +60,10 @@ def _replayed(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome | N
     if last is None:
         state = ServiceState(deps.header, deps.new_scheduler(deps.header), deps.new_admission(deps.header))
         return state, state.apply(Batch(now, chapter=(header_line(deps.header), header_line(deps.header))))
-    state = _from_records(deps, read_header(last[0]), now)
+    header = read_header(last[0])
+    if not is_known(header.policy):
+        raise ReplayError(f"its policy {header.policy!r} is not there any more")
+    state = _from_records(deps, header, now)
     replay(state.scheduler, _observed(state, map(read_entry, deps.store.entries(last[2]))))
     core = state.scheduler.state
     for name, record in state.records.items():
@@ -78,7 +82,8 @@ def _restored(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome]:
     next run comes after all of them.
     """
     last = deps.store.chapter()
-    state = _from_records(deps, deps.header if last is None else read_header(last[0]), now)
+    before = deps.header if last is None else read_header(last[0])
+    state = _from_records(deps, before if is_known(before.policy) else replace(before, policy=deps.header.policy), now)
     header = state.header if is_started_as_before(deps) else wanted_header(deps, state.header)
     return _carry_over(deps, state, header, Batch(now))
 

@@ -12,6 +12,8 @@ from contextlib import suppress
 from typing import TypeVar
 
 from poise import __version__
+from poise.engine import outside
+from poise.scheduler.model.errors import PoiseError
 from poise.scheduler.model.units import counted
 from poise.service.server import service_api as api
 from poise.service.server.engine import ServiceEngine
@@ -23,6 +25,7 @@ from poise.service.server.records import JobRecord
 from poise.service.server.service_api import JobFilter, RefusalCode, RequestRefusedError, Verb, fulfil
 from poise.service.server.storage.damaged_jobs import DamagedRowError, read_record, request_of, set_aside
 from poise.service.server.storage.store import EntryFilter, Reader, StoredJob
+from poise.service.server.submission_notes import notes_under
 from poise.service.wire import views
 from poise.service.wire.after import ids_of, term_of
 from poise.service.wire.environments import joined, sha256_of, text_of
@@ -62,7 +65,12 @@ class LiveService:
         command = api.SubmitJobs(by, submission)
         ids = self._reader().submissions.taken(by, submission)
         if ids is not None:
-            fulfil(command, views.SubmittedView(jobs=ids, notes=self._engine.deps.notes(submission.jobs)))
+            fulfil(
+                command,
+                views.SubmittedView(
+                    jobs=ids, notes=notes_under(self._engine.state.header.policy, self._engine.deps.notes, submission.jobs)
+                ),
+            )
             return command.reply
         admission = self._engine.state.admission
         environments = {sha256_of(text): (text, each) for each in submission.environments for text in [text_of(each)]}
@@ -126,7 +134,16 @@ class LiveService:
         return _then(command.reply, self.shares)
 
     def set_policy(self, by: Account, policy: str) -> "Future[views.ServiceView]":
-        """Switch to another policy."""
+        """Switch to another policy: of the catalogue, of a distribution that is installed here, or allowed at the start.
+
+        A client's word imports nothing else: the right to choose a policy is not the right to run any code on this machine.
+        """
+        try:
+            if not outside.find_installed(policy) and outside.is_reference(policy):
+                remedy = f"start the service with --allow-policy {outside.base_of(policy)}, or install it as a plug-in"
+                raise RequestRefusedError(RefusalCode.WRONG, f"policy {policy!r} is not allowed here; {remedy}")
+        except PoiseError as error:  # what is installed is broken
+            raise RequestRefusedError(RefusalCode.WRONG, str(error)) from None
         command = api.SetPolicy(by, policy)
         self._engine.put(command)
         return _then(command.reply, self.service)

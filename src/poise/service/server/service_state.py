@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from poise.engine.journal import Header, entry_line, job_line
+from poise.engine.outside import blaming
 from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.model.action import (
     Abandon,
@@ -191,7 +192,8 @@ class ServiceState:
 
         lock   held while the records change: for a new chapter, whose core is asked while readers still see the old one
         """
-        actions = self.scheduler.handle(batch.now, batch.events)
+        with blaming(self.header.policy):
+            actions = self.scheduler.handle(batch.now, batch.events)
         with lock:
             happened = (each for each in batch.events if not isinstance(each, Carried))
             jobs = {name for each in (*happened, *actions) if (name := _job_of(each)) is not None}

@@ -16,11 +16,12 @@ from functools import partial
 from pathlib import Path
 from socket import socket
 
+from poise.engine import outside
 from poise.engine.journal import Header, read_header
 from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.cluster import Cluster, Node
-from poise.scheduler.model.errors import JournalError, PoiseError, RequestError
+from poise.scheduler.model.errors import JournalError, PoiseError, PolicyError, RequestError
 from poise.scheduler.policies.catalogue import Capability, capabilities_of
 from poise.service.backends.api import LiveBackend, OnEvent
 from poise.service.backends.kubernetes.backend import KubernetesBackend, KubernetesOptions, ServiceQueries
@@ -98,6 +99,7 @@ class Setup:
     cluster      None: what the nodes say that join
     agents       how runs get to other machines; None: they do not
     policy       None: the one that was in force when the service last ran
+    find_policy  finds the one that was in force, if it is from outside of Poise
     devices      the UUIDs of real GPUs by node and slot; virtual ones have none
     allowance    what users may queue, keep and send
     isolate      what jobs are kept from
@@ -124,6 +126,7 @@ class Setup:
     checkpoints: CheckpointPlaces = field(default_factory=CheckpointPlaces)
     ray: RayOptions = field(default_factory=RayOptions)
     kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
+    find_policy: Callable[[str], None] = outside.find
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +217,8 @@ def serve(setup: Setup, options: BindOptions, ready: Callable[[Running], None]) 
         asyncio.run(serving)
         if service.failed is not None:
             setup.log.info("stopping")
-            raise PoiseError(f"the engine stopped: {service.failed}") from service.failed
+            remedy = "; start with another --policy; jobs that run go on" if isinstance(service.failed, PolicyError) else ""
+            raise PoiseError(f"the engine stopped: {service.failed}{remedy}") from service.failed
         setup.log.info("stopping", jobs_going_on=len(holders(service.nodes())))
 
 
@@ -235,6 +239,8 @@ def open_service(setup: Setup) -> LiveService:
     last = store.chapter()
     before = None if last is None else read_header(last[0])
     policy = setup.policy or (DEFAULT_POLICY if before is None else before.policy)
+    if before is not None:
+        _find_before(before.policy, setup)
     cluster = live_cluster(setup.cluster or (Cluster(()) if before is None else before.cluster))
 
     def known_nodes() -> tuple[Node, ...]:
@@ -283,6 +289,17 @@ def open_service(setup: Setup) -> LiveService:
     )  # fmt: skip
     service = LiveService(ServiceEngine(deps))
     return service
+
+
+def _find_before(policy: str, setup: Setup) -> None:
+    """Find the policy that was in force. If it is gone and another one is asked for, the jobs' records have to do."""
+    try:
+        setup.find_policy(policy)
+    except PoiseError as error:
+        if setup.policy is None:
+            remedy = "start from the folder that has it, or choose another with --policy; jobs that run go on"
+            raise RequestError(f"the policy that was in force cannot be found: {error}; {remedy}") from None
+        setup.log.warning("policy-gone", text=f"the policy that was in force cannot be found: {error}")
 
 
 def whole_gpus_core(header: Header) -> Scheduler:

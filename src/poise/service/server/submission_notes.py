@@ -1,7 +1,8 @@
 """What the owner of new jobs should know: what has no effect, and where their checkpoints will be kept."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from poise.scheduler.policies.catalogue import Capability, capabilities_of
 from poise.service.backends.remote.relay import CheckpointPlaces
 from poise.service.wire.request import RELAY, JobRequest, PreemptionMode, notes_on
 
@@ -16,6 +17,15 @@ def submission_notes(requests: Sequence[JobRequest], places: CheckpointPlaces | 
     saving = [each for each in requests if each.preemption is PreemptionMode.CHECKPOINT]
     kept_at = dict.fromkeys(each.checkpoint.url or places.at for each in saving)
     return (*notes, *(_kept_text(at, places) for at in kept_at))
+
+
+def notes_under(
+    policy: str, notes: Callable[[Sequence[JobRequest]], tuple[str, ...]], requests: Sequence[JobRequest]
+) -> tuple[str, ...]:
+    """Return the notes on jobs under this policy: one that looks at priorities makes those take effect."""
+    if Capability.PRIORITIES in capabilities_of(policy):
+        requests = [each.model_copy(update={"priority": 0}) for each in requests]
+    return notes(requests)
 
 
 def _kept_text(at: str, places: CheckpointPlaces) -> str:

@@ -456,7 +456,7 @@ def _expected_text(kind: str, field: str) -> str:
     return "a text that is neither empty nor too long" if kind in ("string_too_long", "string_too_short") else "text"
 
 
-NO_PRIORITIES = "no policy of this version looks at priorities"
+NO_PRIORITIES = "no policy of the catalogue looks at priorities"
 LONE_PROCESS = (
     "it calls init_process_group, and has one process per node, which sees all GPUs there: on one node WORLD_SIZE is 1; "
     "--replicas gpu starts one process per GPU"

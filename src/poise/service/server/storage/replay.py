@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from poise.engine.journal import INTERRUPTED, Header, read_entry, read_header
 from poise.engine.loop import Replayed, replay
+from poise.engine.outside import check_recorded
 from poise.scheduler.model.action import JournalEntry
 from poise.scheduler.model.errors import JournalError, RequestError
 from poise.service.server.dependencies import core_of
@@ -61,6 +62,7 @@ def replay_store(file: Path) -> StoreReplay:
         done: list[tuple[int, int, int]] = []
         ends = [later for _, (_, later) in pairwise(chapters)] + [1 << 62]
         for (header, first), end in zip(chapters, ends, strict=True):
+            check_recorded(read_header(header).policy, str(file))
             found = replay(core_of(read_header(header)), _entries(db, file, first, end, missing))
             done.append((found.instants, found.events, found.actions))
     return StoreReplay(read_header(chapters[-1][0]), Replayed(*map(sum, zip(*done, strict=True))), tuple(missing))
