@@ -32,7 +32,7 @@ def test_json_lists_the_whole_catalogue() -> None:
     assert [row["name"] for row in rows] == list(POLICIES)
     for row in rows:
         assert set(row) == {
-            "name", "family", "summary", "paper", "claims", "parameters", "traits", "capabilities", "origin",
+            "name", "family", "summary", "paper", "url", "claims", "parameters", "traits", "capabilities", "origin",
         }  # fmt: skip
         assert row["capabilities"] == sorted(POLICIES[row["name"]].capabilities)
         assert all(isinstance(row[key], str) and row[key] for key in ("name", "family", "summary", "paper"))

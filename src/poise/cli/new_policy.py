@@ -42,7 +42,7 @@ class Kind(StrEnum):
 )
 @json_option
 def new_policy(name: str, kind: str, folder: Path | None, *, package: bool, as_json: bool) -> None:
-    """Write NAME.py, a policy that works, with test_NAME.py, its test, and NAME.md, its page. Nothing is written over."""
+    """Write a policy to begin with, its test and its page: NAME.py, test_NAME.py and NAME.md. Nothing is written over."""
     module = name.replace("-", "_")
     _check(name, module)
     chosen = KINDS[kind]

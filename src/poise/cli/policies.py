@@ -17,7 +17,7 @@ from poise.scheduler.policies.catalogue import COMBINATORS, Listing, known, list
 @click.argument("name", required=False)
 @json_option
 def policies(name: str | None, as_json: bool) -> None:
-    """List the policies, those that plug-ins have brought included, or show one in full: NAME or MODULE:ATTRIBUTE."""
+    """List the policies, or show one in full: NAME or MODULE:ATTRIBUTE. Those of plug-ins are in the list."""
     if name is None:
         show_notes(list(find_all()), quiet=False)
         chosen = list(known().values())

@@ -20,8 +20,10 @@ from poise.scheduler.policies.listing import PolicyProperty
 
 SEEDS = 40
 """Random worlds, if nothing else is said."""
-SHRINKING = 3.0
-"""Seconds after which no smaller counterexample of a law is looked for."""
+TRIES = 200
+"""Smaller worlds that are tried for each law that is broken."""
+SHRINKING = 10.0
+"""Seconds after which no more of them are tried, for policies that take long."""
 
 
 @dataclass(frozen=True)
@@ -147,12 +149,13 @@ def _verdict(spec: str, subject: Subject, law: Law, worlds: int, found: tuple[Wo
     def problem_in(candidate: World) -> str | None:
         return next((problem for _, problem in _judged(spec, subject, candidate, [law])), None)
 
-    until = monotonic() + SHRINKING
+    until, tries = monotonic() + SHRINKING, 0
     is_smaller = True
-    while is_smaller and monotonic() < until:
+    while is_smaller:
         is_smaller = False
         for candidate in smaller(world):
-            if monotonic() >= until:
+            tries += 1
+            if tries > TRIES or monotonic() >= until:
                 break
             if (other := problem_in(candidate)) is not None:
                 world, problem, is_smaller = candidate, other, True
