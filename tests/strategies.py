@@ -14,7 +14,7 @@ from tests.builders import Story, simulate
 from tests.whims import WHIMS, whim
 
 from poise.lab.conformance import worlds as conformance
-from poise.lab.conformance.laws import Subject
+from poise.lab.conformance.laws import CheckedPolicy
 from poise.lab.conformance.play import Play
 from poise.lab.simulator.outages import Drain, Outage
 from poise.lab.simulator.tasks import FREE, Switching
@@ -265,14 +265,14 @@ class World:
         """The policy itself."""
         return whim(self.policy) if self.policy in WHIMS else policy_named(self.policy)
 
-    def judged(self, story: Story) -> tuple[Subject, Play]:
+    def judged(self, story: Story) -> tuple[CheckedPolicy, Play]:
         """The policy and what happened, as the laws of `poise check-policy` look at them."""
         can = frozenset() if self.policy in WHIMS else capabilities_of(self.policy)
         where = conformance.World(
             tuple(self.jobs), self.cluster, self.placement, self.settings, tuple(self.outages), self.truth
         )
         played = Play(self.how, where, tuple(story.entries), story.scheduler, story.speeds)
-        return Subject(lambda: self.how, lambda: self.how, None, can), played
+        return CheckedPolicy(lambda: self.how, lambda: self.how, None, can), played
 
     def played(self, watch: Callable[[Scheduler, JournalEntry], None] | None = None) -> Story:
         """What happens in this world."""

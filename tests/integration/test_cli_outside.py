@@ -1,5 +1,6 @@
 """Policies from outside on the command line: by name in every study, checked, written anew, and refused in a line."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from shutil import copy
 import pytest
 from tests.outside import folder_of_modules, install, write_module
 from tests.shell import a_row, as_json, poise, poise_apart
+
+import poise as poise_library
 
 ROOT = Path(__file__).resolve().parents[2]
 EDF = ROOT / "examples" / "policies" / "edf.py"
@@ -90,6 +93,17 @@ def test_policies_from_outside_are_compared_and_swept(folder: Path, cache: Path)
     )
     assert swept.code == 0, swept.err
     assert {row["policy"] for row in swept.json} == {"fifo", "edf:POLICY"}
+
+
+def test_policies_from_outside_are_objects_in_the_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    edf = importlib.import_module("edf")
+    result = poise_library.simulate("due.jsonl", cluster="gpu:1", policy=edf.POLICY)
+    assert {row["job"]: row["finished"] for row in result.jobs} == {"b": 101, "a": 200, "d": 250, "c": 350}
+    policies = ["fifo", edf.POLICY, edf.edf(margin=60.0), "edf:POLICY:margin=60"]
+    compared = poise_library.compare("due.jsonl", cluster="gpu:1", policies=policies)
+    _fifo, strict, spared, named = compared.summaries["avg_jct"]
+    assert strict != spared == named
 
 
 def test_a_sweep_does_not_take_over_cells_of_an_earlier_text_of_the_policy(folder: Path, cache: Path) -> None:

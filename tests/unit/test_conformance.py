@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from poise.lab.conformance import check, play
-from poise.lab.conformance.check import SEEDS, Report, check_policy
+from poise.lab.conformance.check import SEEDS, ConformanceReport, check_policy
 from poise.lab.conformance.laws import LAWS
 from poise.lab.conformance.worlds import World, odd_worlds, random_world, smaller, write_world
 from poise.lab.traces.reader import read_trace
@@ -124,7 +124,7 @@ def test_an_object_of_this_process_can_be_checked_and_keeps_the_laws() -> None:
 
 
 def test_a_report_in_words_names_what_is_broken() -> None:
-    report: Report = check_policy(f"{FAULTS}:Idles", worlds=worlds(0)[:3])
+    report: ConformanceReport = check_policy(f"{FAULTS}:Idles", worlds=worlds(0)[:3])
     assert "breaks ends (every job comes to its end" in str(report)
 
 

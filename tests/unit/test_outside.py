@@ -315,6 +315,14 @@ def test_all_forms_of_policies_can_be_named(folder: Path) -> None:
     listing = Listing("first-come", Family.QUEUE, "x", "y", (), an_order)
     assert spec_of(listing) == "first-come"
     assert spec_of("fifo+stable") == "fifo+stable"
+
+    def shortest_name() -> Order:
+        def rank(job: JobView, _previous: Rank | None, _memory: None) -> Rank:
+            return Rank(len(job.id))
+
+        return Order(rank, PreemptionRule.NEVER, Unfitting.SKIPPED)
+
+    assert spec_of(shortest_name()) == "shortest-name"
     assert policy_named("early-bird+agnostic").name == "early-bird+agnostic"
 
 
@@ -326,6 +334,14 @@ def test_what_a_policy_perceives_is_kept(folder: Path) -> None:
 def test_an_object_cannot_take_a_name_of_the_catalogue(folder: Path) -> None:
     assert spec_of(Listing("fifo", Family.QUEUE, "x", "y", (), an_order)) == "fifo-2"
     assert listing_of("fifo") is POLICIES["fifo"]
+
+
+def test_a_module_may_have_the_name_of_an_object(folder: Path) -> None:
+    write_module(folder, "heavy")
+    assert spec_of(Listing("heavy", Family.QUEUE, "x", "y", (), an_order)) == "heavy"
+    assert spec_of("heavy:by_weight:factor=2") == "heavy:by_weight:factor=2"
+    assert listing_of("heavy:by_weight:factor=2").name == "heavy:by_weight"
+    assert listing_of("heavy").summary == "x"
 
 
 @pytest.mark.parametrize("wrong", [3, None, [], sys, 3.5, b"fifo"])
@@ -354,7 +370,7 @@ def test_policies_are_handed_to_other_processes_by_reference_or_pickled(
 
 def test_an_object_that_cannot_be_handed_over_is_told_of(folder: Path) -> None:
     spec_of(Order(lambda job, _previous, _memory: Rank(job.submitted), PreemptionRule.NEVER, Unfitting.SKIPPED))
-    with pytest.raises(RequestError, match="'lambda' cannot be handed to other processes: make it an attribute of a module"):
+    with pytest.raises(RequestError, match="cannot be handed to other processes: make it an attribute of a module"):
         carried()
 
 

@@ -10,7 +10,7 @@ from poise.cli.experiment import experiment_options, read_experiment
 from poise.cli.options import FOLDER, examples, print_json
 from poise.cli.output import show_notes, show_table
 from poise.cli.outside import find_policy
-from poise.lab.conformance.check import SEEDS, Report, Verdict
+from poise.lab.conformance.check import SEEDS, ConformanceReport, LawVerdict
 from poise.lab.conformance.check import check_policy as check
 from poise.lab.conformance.worlds import World, odd_worlds, write_world
 from poise.lab.experiment import outages_of
@@ -95,7 +95,7 @@ def _world(trace: str, options: dict[str, Any], policy: str) -> World:
     )
 
 
-def _kept(report: Report, verdict: Verdict, folder: Path, trace: str | None) -> str | None:
+def _kept(report: ConformanceReport, verdict: LawVerdict, folder: Path, trace: str | None) -> str | None:
     """Write the world of a law that is broken; return the command that shows it again. A trace that was given is there."""
     if verdict.world is None and verdict.law.startswith(CLAIM):
         return f"poise audit --policy {quote(report.policy)}"
@@ -109,7 +109,7 @@ def _kept(report: Report, verdict: Verdict, folder: Path, trace: str | None) -> 
     return " ".join(["poise check-policy", quote(report.policy), "--trace", quote(str(file)), *written])
 
 
-def _show(report: Report, again: dict[str, str | None]) -> None:
+def _show(report: ConformanceReport, again: dict[str, str | None]) -> None:
     told = {True: "held", False: "BROKEN", None: "–"}
     rows = [(each.law, each.statement, told[each.holds], f"{each.worlds:,}") for each in report.verdicts]
     words = ("law", "what it says", "verdict")

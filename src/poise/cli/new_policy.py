@@ -17,7 +17,7 @@ from poise.scheduler.policies.catalogue import POLICIES
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 
 
-class Kind(StrEnum):
+class PolicyKind(StrEnum):
     """What a policy answers with."""
 
     ORDER = "order"
@@ -31,8 +31,8 @@ class Kind(StrEnum):
 @click.argument("name")
 @click.option(
     "--kind",
-    type=choice_of(Kind),
-    default=Kind.ORDER.value,
+    type=choice_of(PolicyKind),
+    default=PolicyKind.ORDER.value,
     show_default=True,
     help="What it answers with: a rank for each job, a plan for all jobs, or shares of time.",
 )

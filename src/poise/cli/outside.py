@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from poise.engine.outside import find
-from poise.scheduler.policies.catalogue import is_known
+from poise.scheduler.policies.catalogue import POLICIES
 
 
 def find_policy(spec: str) -> None:
     """Make the policy of a specification known, if it is one from outside; raises RequestError if it is none."""
-    if not is_known(spec):
-        with _current_folder():
-            find(spec)
+    if spec.partition(":")[0] in POLICIES:
+        find(spec)
+        return
+    with _current_folder():
+        find(spec)
 
 
 @contextmanager

@@ -171,29 +171,24 @@ POLICY = Listing(
 
 TESTS = '''"""{NAME}: a small example, and the laws that every policy keeps."""
 
-from poise.lab.experiment import Experiment, simulate
-from poise.lab.traces.schema import Trace, TraceJob
-from poise.policies import check_policy, spec_of
-from poise.scheduler.model.cluster import parse_cluster
-from poise.scheduler.model.job import Job
+import poise
+from poise.policies import check_policy
 
 from {MODULE} import POLICY
 
-JOBS = (
-    Job("first", submitted=0.0, gpus=2, duration=2000.0),
-    Job("large", submitted=1.0, gpus=2, duration=2000.0),
-    Job("{BETTER}", submitted=2.0, {BETTER_JOB}),
+TRACE = poise.Trace.of(
+    [
+        {"job": "first", "submitted": 0, "gpus": 2, "duration": 2000},
+        {"job": "large", "submitted": 1, "gpus": 2, "duration": 2000},
+        {"job": "{BETTER}", "submitted": 2, {BETTER_JOB}},
+    ]
 )
 
 
 def test_{TEST}() -> None:
-    trace = Trace("three jobs", tuple(TraceJob(job) for job in JOBS))
-    outcome = simulate(
-        trace, Experiment(parse_cluster("gpu:2"), policy=spec_of(POLICY))
-    )
-    ended = {name: life.ended for name, life in outcome.history.jobs.items()}
-    assert ended["{BETTER}"] is not None and ended["large"] is not None
-    assert ended["{BETTER}"] < ended["large"]
+    result = poise.simulate(TRACE, cluster="gpu:2", policy=POLICY)
+    finished = {row["job"]: row["finished"] for row in result.jobs}
+    assert finished["{BETTER}"] < finished["large"]
 
 
 def test_the_laws_that_every_policy_keeps() -> None:
@@ -254,7 +249,7 @@ KINDS = {
         _ORDER,
         {
             "BETTER": "heavy",
-            "BETTER_JOB": "gpus=2, duration=2000.0, weight=3.0",
+            "BETTER_JOB": '"gpus": 2, "duration": 2000, "weight": 3',
             "TEST": "the_job_of_larger_weight_comes_first",
             "IDEA": "Jobs of larger weight come first. Nobody is preempted, and whoever has waited for long comes first.",
             "SYMBOLS": "Order jobs by -w_m, where w_m is the weight of job m.",
@@ -267,7 +262,7 @@ KINDS = {
         _PLANNER,
         {
             "BETTER": "small",
-            "BETTER_JOB": "gpus=1, duration=10.0",
+            "BETTER_JOB": '"gpus": 1, "duration": 10',
             "TEST": "the_smallest_gang_comes_first",
             "IDEA": "Small gangs come first, and preempt larger ones: they fit almost anywhere.",
             "SYMBOLS": "Order jobs by g_m, the GPUs that job m needs at once.",
@@ -280,7 +275,7 @@ KINDS = {
         _ALLOCATOR,
         {
             "BETTER": "heavy",
-            "BETTER_JOB": "gpus=2, duration=2000.0, weight=3.0",
+            "BETTER_JOB": '"gpus": 2, "duration": 2000, "weight": 3',
             "TEST": "the_job_of_larger_weight_is_done_earlier",
             "IDEA": "Every job gets a part of each GPU type, by its weight.",
             "SYMBOLS": "x_mc = n_c w_m / (W g_m): the fraction of time of job m on GPU type c.",

@@ -58,11 +58,12 @@ def find(spec: str) -> None:
 
     Raises UnknownNameError if there is nothing of this name, RequestError if it cannot be imported or is no policy.
     """
-    if find_installed(spec):
-        return
     head = spec.split("+", 1)[0]
     match = _REFERENCE.match(spec)
     name = head.partition(":")[0]
+    may_be_module = match is not None and _is_object(name) and base_of(spec) not in _targets
+    if not may_be_module and find_installed(spec):
+        return
     if match is None or name.endswith(".py"):
         if "/" in name or "." in name:
             raise RequestError(f"policy {spec!r}: {_EXAMPLE}")
@@ -74,6 +75,11 @@ def find(spec: str) -> None:
     file = getattr(loaded, "__file__", None)
     _register(name, target, origin=_origin(module, file), file=file)
     _referenced.add(name)
+
+
+def _is_object(name: str) -> bool:
+    """Say whether a name is that of an object of this process, which a module may have as well: `edf` and `edf:POLICY`."""
+    return name in _targets and name not in _referenced
 
 
 def find_installed(spec: str) -> bool:
@@ -286,8 +292,13 @@ def _own_name(policy: object) -> str:
     if isinstance(policy, Policy | Listing):
         return policy.name
     if isinstance(policy, Order):
-        return getattr(policy.rank, "__name__", "order")
+        *around, name = getattr(policy.rank, "__qualname__", "order").replace(".<locals>", "").split(".")
+        return around[-1] if around and name in _NAMELESS else name.strip("<>")
     return str(getattr(_maker(policy), "__name__", "policy"))
+
+
+_NAMELESS = ("rank", "<lambda>")
+"""Names of ranks that say nothing: that of the function around them is better."""
 
 
 def _kebab(name: str) -> str:

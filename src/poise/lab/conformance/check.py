@@ -8,7 +8,7 @@ from typing import Any
 
 from poise.engine import outside
 from poise.lab.audit.audit import AUDITED, audit, built_in_tasks, check_claims
-from poise.lab.conformance.laws import CLAIMS, LAWS, RAISES, Law, Subject, name_of
+from poise.lab.conformance.laws import CLAIMS, LAWS, RAISES, CheckedPolicy, Law, name_of
 from poise.lab.conformance.play import Play
 from poise.lab.conformance.processes import differs_by_process
 from poise.lab.conformance.worlds import World, odd_worlds, random_world, smaller
@@ -27,7 +27,7 @@ SHRINKING = 10.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LawVerdict:
     """What was found about one law or claim.
 
     worlds    how many it was judged in; 0: nothing was found out about it
@@ -53,14 +53,14 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Report:
+class ConformanceReport:
     """What was found about a policy."""
 
     policy: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[LawVerdict, ...]
 
     @property
-    def broken(self) -> tuple[Verdict, ...]:
+    def broken(self) -> tuple[LawVerdict, ...]:
         """The laws and claims that are broken."""
         return tuple(each for each in self.verdicts if each.holds is False)
 
@@ -70,11 +70,11 @@ class Report:
         return "\n".join(lines) or f"{self.policy} keeps {sum(each.holds is True for each in self.verdicts)} laws"
 
 
-def subject_of(spec: str) -> Subject:
+def subject_of(spec: str) -> CheckedPolicy:
     """The policy of a specification as something to check."""
     listing = listing_of(spec) if outside.has_listing(spec) else None
     live = partial(policy_named, spec, live=True)
-    return Subject(partial(policy_named, spec), live, listing, capabilities_of(spec))
+    return CheckedPolicy(partial(policy_named, spec), live, listing, capabilities_of(spec))
 
 
 def worlds_from(seed: int, seeds: int) -> Iterator[World]:
@@ -90,7 +90,7 @@ def check_policy(
     seed: int = 0,
     worlds: Iterable[World] | None = None,
     show: Callable[[int], None] = lambda _done: None,
-) -> Report:
+) -> ConformanceReport:
     """Check a policy: a specification, or an object as `spec_of` takes it.
 
     seeds    random worlds, drawn from `seed` on
@@ -110,19 +110,19 @@ def check_policy(
     verdicts = [_verdict(spec, subject, law, judged[law], found.get(law)) for law in laws]
     if worlds is None and outside.can_be_imported(spec):
         problem = differs_by_process(spec)
-        verdicts.append(Verdict("processes", "decides alike in every process, whatever the order of sets", 1, problem))
-    return Report(spec, (*verdicts, *_audited(spec, subject)))
+        verdicts.append(LawVerdict("processes", "decides alike in every process, whatever the order of sets", 1, problem))
+    return ConformanceReport(spec, (*verdicts, *_audited(spec, subject)))
 
 
-def _nothing(_subject: Subject, _played: Play) -> None:
+def _nothing(_subject: CheckedPolicy, _played: Play) -> None:
     return None
 
 
-def _claims_of(subject: Subject) -> list[Law]:
+def _claims_of(subject: CheckedPolicy) -> list[Law]:
     return [] if subject.listing is None else [CLAIMS[claim] for claim in subject.listing.claims if claim in CLAIMS]
 
 
-def _judged(spec: str, subject: Subject, world: World, laws: Iterable[Law]) -> Iterator[tuple[Law, str | None]]:
+def _judged(spec: str, subject: CheckedPolicy, world: World, laws: Iterable[Law]) -> Iterator[tuple[Law, str | None]]:
     """What laws say of a world. If the policy raises something in it, nothing else can be said."""
     try:
         played = subject.play(world)
@@ -134,16 +134,16 @@ def _judged(spec: str, subject: Subject, world: World, laws: Iterable[Law]) -> I
             yield law, _problem(spec, subject, law, played)
 
 
-def _problem(spec: str, subject: Subject, law: Law, played: Play) -> str | None:
+def _problem(spec: str, subject: CheckedPolicy, law: Law, played: Play) -> str | None:
     try:
         return law.judge(subject, played)
     except Exception as error:  # whatever a policy raises in another run of the world
         return outside.blamed(spec, error)
 
 
-def _verdict(spec: str, subject: Subject, law: Law, worlds: int, found: tuple[World, str] | None) -> Verdict:
+def _verdict(spec: str, subject: CheckedPolicy, law: Law, worlds: int, found: tuple[World, str] | None) -> LawVerdict:
     if found is None:
-        return Verdict(law.name, law.statement, worlds)
+        return LawVerdict(law.name, law.statement, worlds)
     world, problem = found
 
     def problem_in(candidate: World) -> str | None:
@@ -160,25 +160,25 @@ def _verdict(spec: str, subject: Subject, law: Law, worlds: int, found: tuple[Wo
             if (other := problem_in(candidate)) is not None:
                 world, problem, is_smaller = candidate, other, True
                 break
-    return Verdict(law.name, law.statement, worlds, problem, world)
+    return LawVerdict(law.name, law.statement, worlds, problem, world)
 
 
-def _audited(spec: str, subject: Subject) -> Iterator[Verdict]:
+def _audited(spec: str, subject: CheckedPolicy) -> Iterator[LawVerdict]:
     """Claims about those who share a cluster, measured on the audit's instances; those that nothing measures."""
     for claim in () if subject.listing is None else subject.listing.claims:
         if claim in CLAIMS:
             continue
-        yield _measured(spec, claim) if claim in AUDITED else Verdict(name_of(claim), str(claim), 0)
+        yield _measured(spec, claim) if claim in AUDITED else LawVerdict(name_of(claim), str(claim), 0)
 
 
-def _measured(spec: str, claim: PolicyProperty) -> Verdict:
+def _measured(spec: str, claim: PolicyProperty) -> LawVerdict:
     experiment = Experiment(parse_cluster("gpu:1"), spec)
     about, kind = AUDITED[claim]
     try:
         findings: Mapping[Any, Any] = audit(built_in_tasks(experiment), [about], [] if kind is None else [kind])
     except Exception as error:  # whatever a policy raises
-        return Verdict(name_of(claim), str(claim), 1, outside.blamed(spec, error))
+        return LawVerdict(name_of(claim), str(claim), 1, outside.blamed(spec, error))
     for each in check_claims(experiment, findings):
         if each.claim is claim:
-            return Verdict(name_of(claim), str(claim), each.found.cases, None if each.holds else each.text)
-    return Verdict(name_of(claim), str(claim), 0)
+            return LawVerdict(name_of(claim), str(claim), each.found.cases, None if each.holds else each.text)
+    return LawVerdict(name_of(claim), str(claim), 0)

@@ -1,8 +1,8 @@
 """The laws that every policy keeps, and the claims of a listing, each as a function from what happened to what is wrong.
 
-A law is given a `Subject`, which makes the policy anew for each run, and what happened in one world. It returns None if the
-law is kept, else one sentence that names job, time and numbers. The same functions judge the catalogue in the project's own
-tests.
+A law is given a `CheckedPolicy`, which makes the policy anew for each run, and what happened in one world. It returns None
+if the law is kept, else one sentence that names job, time and numbers. The same functions judge the catalogue in the
+project's own tests.
 """
 
 import random
@@ -42,7 +42,7 @@ from poise.scheduler.policies.listing import Capability, Listing, PolicyProperty
 
 
 @dataclass(frozen=True)
-class Subject:
+class CheckedPolicy:
     """A policy to check: made anew for every run, since what one run did to it must not matter in the next.
 
     make      makes the policy
@@ -65,7 +65,7 @@ class Subject:
         return self.listing is not None and claim in self.listing.claims
 
 
-Judge = Callable[[Subject, Play], str | None]
+Judge = Callable[[CheckedPolicy, Play], str | None]
 
 
 class Law(NamedTuple):
@@ -74,7 +74,7 @@ class Law(NamedTuple):
     name: str
     statement: str
     judge: Judge
-    applies: Callable[[Subject, World], bool] = lambda _subject, _world: True
+    applies: Callable[[CheckedPolicy, World], bool] = lambda _subject, _world: True
 
 
 # What every decision keeps
@@ -92,7 +92,7 @@ def without(held: dict[int, int], gpus: Holding) -> dict[int, int]:
     return {node: mask for node in {*held, *dict(gpus)} if (mask := held.get(node, 0) ^ dict(gpus).get(node, 0))}
 
 
-class Held:
+class HeldGpus:
     """Who holds which GPUs, as masks by node, which nodes are lost, and which GPUs are closed."""
 
     def __init__(self) -> None:
@@ -143,11 +143,13 @@ class Held:
         return None
 
 
-def wrong_gpus(subject: Subject, played: Play, is_trial: Callable[[Holding], bool] = lambda _gpus: False) -> str | None:
+def wrong_gpus(
+    subject: CheckedPolicy, played: Play, is_trial: Callable[[Holding], bool] = lambda _gpus: False
+) -> str | None:
     """Say which decision gives GPUs that are not there, that are lost, closed or held, or that the job cannot use."""
     topology = Topology(played.world.cluster)
     jobs = {job.id: job for job in played.jobs}
-    held = Held()
+    held = HeldGpus()
     may_share = Capability.PAIRS in subject.can
     for now, events, actions in played.entries:
         for fact in events:
@@ -169,7 +171,7 @@ def wrong_gpus(subject: Subject, played: Play, is_trial: Callable[[Holding], boo
     return None
 
 
-def never_ends(_subject: Subject, played: Play) -> str | None:
+def never_ends(_subject: CheckedPolicy, played: Play) -> str | None:
     """Say which job has not ended although every node that was lost is back: it waits or runs for ever."""
     left = played.unended
     if not left:
@@ -199,12 +201,12 @@ def _words(actions: tuple[Action, ...]) -> str:
     return ", ".join(said[:4]) + (", …" if len(said) > 4 else "") if said else "nothing"
 
 
-def not_repeatable(subject: Subject, played: Play) -> str | None:
+def not_repeatable(subject: CheckedPolicy, played: Play) -> str | None:
     """Say where a second run of the same world differs."""
     return differs(played.entries, subject.play(played.world).entries)
 
 
-def not_replayed(subject: Subject, played: Play) -> str | None:
+def not_replayed(subject: CheckedPolicy, played: Play) -> str | None:
     """Say where a new core answers otherwise to the events of the journal, as written and read."""
     core = new_core(subject.make(), played.world)
     for entry in played.entries:
@@ -230,7 +232,7 @@ def renamed(value: Any, names: dict[str, str]) -> Any:  # noqa: ANN401 - any par
     return value
 
 
-def depends_on_names(subject: Subject, played: Play) -> str | None:
+def depends_on_names(subject: CheckedPolicy, played: Play) -> str | None:
     """Say where other ids of the same jobs change more than what they are called: equal jobs may come in any order."""
     old = [job.id for job in played.jobs]
     names = dict(zip(old, Random(len(old)).sample(old, len(old)), strict=True))
@@ -246,7 +248,7 @@ _CLOCKS = {"time", "posix", "_socket", "_io", "_posixsubprocess", "_thread"}
 _OF_TODAY = {"now", "today", "utcnow"}
 
 
-def impure(subject: Subject, played: Play) -> str | None:
+def impure(subject: CheckedPolicy, played: Play) -> str | None:
     """Say which line asks a clock, draws global random numbers, reads, writes or prints while a decision is made."""
     found: list[str] = []
 
@@ -297,12 +299,12 @@ def _called(function: Any) -> str:  # noqa: ANN401 - anything that is called
 # Oddities
 
 
-def fails_without_lengths(subject: Subject, played: Play) -> str | None:
+def fails_without_lengths(subject: CheckedPolicy, played: Play) -> str | None:
     """Say which job does not end if nobody knows how long jobs are."""
     return never_ends(subject, subject.play(played.world, tell=without_lengths))
 
 
-def fails_after_handover(subject: Subject, played: Play) -> str | None:
+def fails_after_handover(subject: CheckedPolicy, played: Play) -> str | None:
     """Say what goes wrong if a new core takes over in the middle, which knows where jobs stand and nothing else."""
     last = len(played.entries) - 1
     if last < 1:
@@ -313,7 +315,7 @@ def fails_after_handover(subject: Subject, played: Play) -> str | None:
     return never_ends(subject, went_on)
 
 
-def looks_at_more(subject: Subject, played: Play) -> str | None:
+def looks_at_more(subject: CheckedPolicy, played: Play) -> str | None:
     """Say what the policy looks at without saying so in its listing: deadlines, or tenants."""
     for name, capability, plain in (("deadline", Capability.DEADLINES, None), ("priority", Capability.PRIORITIES, 0)):
         if capability in subject.can or all(getattr(job, name) == plain for job in played.jobs):
@@ -330,7 +332,7 @@ def looks_at_more(subject: Subject, played: Play) -> str | None:
 # Claims of the listing
 
 
-def preempts(_subject: Subject, played: Play) -> str | None:
+def preempts(_subject: CheckedPolicy, played: Play) -> str | None:
     """Say which run is preempted for another job. Moves that settings ask for, drains and trials do not count."""
     divides = {job.id for job in played.jobs if job.micro_batches is not None}
     settings = played.world.settings
@@ -346,7 +348,7 @@ def preempts(_subject: Subject, played: Play) -> str | None:
     return None
 
 
-def out_of_order(subject: Subject, played: Play) -> str | None:
+def out_of_order(subject: CheckedPolicy, played: Play) -> str | None:
     """Say which job starts before one that was submitted earlier. In one decision, shares start jobs in any order."""
     first: dict[str, int] = {}
     for number, entry in enumerate(played.entries):
@@ -375,7 +377,7 @@ def room_for_a_gang(core: Scheduler) -> str | None:
     return None
 
 
-def leaves_idle(subject: Subject, played: Play) -> str | None:
+def leaves_idle(subject: CheckedPolicy, played: Play) -> str | None:
     """Say where GPUs are idle that a waiting gang could use."""
     found: list[str] = []
 
@@ -388,7 +390,7 @@ def leaves_idle(subject: Subject, played: Play) -> str | None:
     return found[0] if found else None
 
 
-def needs_lengths(subject: Subject, played: Play) -> str | None:
+def needs_lengths(subject: CheckedPolicy, played: Play) -> str | None:
     """Say where a decision is another one if nobody knows how long jobs are."""
     blind = new_core(subject.make(), played.world)
     for now, events, actions in played.entries:
@@ -398,19 +400,19 @@ def needs_lengths(subject: Subject, played: Play) -> str | None:
     return None
 
 
-def _is_plain(_subject: Subject, world: World) -> bool:
+def _is_plain(_subject: CheckedPolicy, world: World) -> bool:
     return world.is_plain
 
 
-def _is_plain_at_events(_subject: Subject, world: World) -> bool:
+def _is_plain_at_events(_subject: CheckedPolicy, world: World) -> bool:
     return world.is_plain and world.settings.cadence is Cadence.EVENTS
 
 
-def _has_listing(subject: Subject, _world: World) -> bool:
+def _has_listing(subject: CheckedPolicy, _world: World) -> bool:
     return subject.listing is not None
 
 
-def _has_work_to_do(_subject: Subject, world: World) -> bool:
+def _has_work_to_do(_subject: CheckedPolicy, world: World) -> bool:
     return any((each.job.duration or 0.0) > 0 for each in world.jobs)
 
 
@@ -430,7 +432,7 @@ LAWS = (
 
 
 def claimed(
-    claim: PolicyProperty, judge: Judge, applies: Callable[[Subject, World], bool] = lambda _subject, _world: True
+    claim: PolicyProperty, judge: Judge, applies: Callable[[CheckedPolicy, World], bool] = lambda _subject, _world: True
 ) -> Law:
     """The law that a claim is."""
     return Law(name_of(claim), str(claim), judge, applies)
