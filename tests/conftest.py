@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -44,12 +45,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def _no_policies_from_outside() -> Iterator[None]:
     """Policies that a test registers are unknown after it."""
-    registered = (catalogue._OUTSIDE, outside._targets, outside._files)
+    registered: tuple[dict[str, Any], ...] = (catalogue._OUTSIDE, outside._targets, outside._files)
     kept, referenced = [dict(each) for each in registered], set(outside._referenced)
     yield
     for each, before in zip(registered, kept, strict=True):
-        each.clear()  # type: ignore[attr-defined]
-        each.update(before)  # type: ignore[attr-defined]
+        each.clear()
+        each.update(before)
     outside._referenced.intersection_update(referenced)
 
 

@@ -111,7 +111,7 @@ REQUESTS: dict[str, tuple[tuple[str, ...], str]] = {
     "verb": (("simulat", "good.jsonl"), "unknown command 'simulat'; did you mean simulate?"),
     "verb like none": (
         ("xyzzy",),
-        "unknown command 'xyzzy'; known: agent, analyze, audit, bench, cancel, compare, demo, drain, events, hold, logs",
+        "unknown command 'xyzzy'; known: agent, analyze, audit, bench, cancel, check-policy, compare, completion, demo",
     ),
     "no trace": (("simulate",), "Missing argument 'TRACE'. (see poise simulate --help)"),
     "no policies": (("compare", "good.jsonl"), "Missing option '--policies'. (see poise compare --help)"),

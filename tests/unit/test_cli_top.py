@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from poise.cli.top import MOST_ROWS, Watcher
-from poise.cli.top_frame import Order, Seen, Wish, frame
+from poise.cli.top_frame import Seen, SortOrder, TopView, frame
 from poise.service.client import Client
 from poise.service.wire.views import (
     JobRow,
@@ -63,8 +63,8 @@ def seen(running: int = 0, waiting: int = 0, nodes: int = 1, tenants: int = 1, e
     )
 
 
-def texts(found: Seen, wish: Wish | None = None, width: int = 80, height: int = 24) -> list[str]:
-    return [line.text for line in frame(found, wish or Wish(footer="q quit"), width, height)]
+def texts(found: Seen, view: TopView | None = None, width: int = 80, height: int = 24) -> list[str]:
+    return [line.text for line in frame(found, view or TopView(footer="q quit"), width, height)]
 
 
 COUNTS = st.integers(0, 40)
@@ -73,10 +73,10 @@ COUNTS = st.integers(0, 40)
 @given(
     running=COUNTS, waiting=COUNTS, nodes=COUNTS, tenants=COUNTS, ended=COUNTS, width=st.integers(1, 300),
     height=st.integers(0, 80), name=st.sampled_from(["fit", "実験" * 20, "e\x1b[2J", "🧪" * 40]),
-    order=st.sampled_from(Order),
+    order=st.sampled_from(SortOrder),
 )  # fmt: skip
-def test_it_fits_any_screen(width: int, height: int, order: Order, **counts: Any) -> None:
-    lines = texts(seen(**counts), Wish(order, ended=True, footer="q quit"), width, height)
+def test_it_fits_any_screen(width: int, height: int, order: SortOrder, **counts: Any) -> None:
+    lines = texts(seen(**counts), TopView(order, ended=True, footer="q quit"), width, height)
     assert len(lines) <= height
     assert all(cell_len(line) <= width and "\x1b" not in line and "\n" not in line for line in lines)
     if height:
@@ -84,7 +84,7 @@ def test_it_fits_any_screen(width: int, height: int, order: Order, **counts: Any
 
 
 def test_a_usual_terminal_shows_something_of_everything() -> None:
-    lines = texts(seen(running=300, waiting=50_000, nodes=900, tenants=70, ended=9), Wish(ended=True, footer="q quit"))
+    lines = texts(seen(running=300, waiting=50_000, nodes=900, tenants=70, ended=9), TopView(ended=True, footer="q quit"))
     assert len(lines) == 24
     text = "\n".join(lines)
     parts = (
@@ -103,19 +103,19 @@ def test_jobs_show_progress_speed_and_loss_as_far_as_they_report_them() -> None:
 
 
 def test_running_jobs_are_sorted_as_wished() -> None:
-    def ids(order: Order) -> list[str]:
-        lines = texts(seen(running=3), Wish(order))
+    def ids(order: SortOrder) -> list[str]:
+        lines = texts(seen(running=3), TopView(order))
         return [line.split()[0] for line in lines[lines.index("3 jobs on GPUs") + 2 :][:3]]
 
-    assert ids(Order.QUEUE) == ["0", "1", "2"]
-    assert ids(Order.GPUS) == ["2", "1", "0"]
-    assert ids(Order.QUEUE.next().next()) == ["2", "1", "0"]
-    assert Order.RAN.next() is Order.QUEUE
+    assert ids(SortOrder.QUEUE) == ["0", "1", "2"]
+    assert ids(SortOrder.GPUS) == ["2", "1", "0"]
+    assert ids(SortOrder.QUEUE.next().next()) == ["2", "1", "0"]
+    assert SortOrder.RAN.next() is SortOrder.QUEUE
 
 
 def test_nodes_that_are_not_well_come_first_and_trouble_is_said_at_the_top() -> None:
     nodes = NodeList(nodes=(a_node(0, 4, 1), a_node(1, 4, 0, state=NodeCondition.LOST)))
-    lines = texts(replace(seen(), nodes=nodes), Wish(trouble="no answer from http://x"))
+    lines = texts(replace(seen(), nodes=nodes), TopView(trouble="no answer from http://x"))
     assert lines[0] == "as of 2023-11-14 22:13:20Z: no answer from http://x"
     assert lines[2] == "node-1 0/4 lost  node-0 1/4"
     broken = SERVICE.model_copy(update={"ready": False, "problem": "the disk is full"})

@@ -23,7 +23,7 @@ COMPLETION = "_POISE_COMPLETE"
 """Is set by a shell that wants words for the Tab key: the shell's name, and what it wants."""
 
 
-class Verb(NamedTuple):
+class VerbEntry(NamedTuple):
     """Where a verb is, and what it does.
 
     module    of this package, which holds its command under the verb's name, or `return_`
@@ -34,49 +34,49 @@ class Verb(NamedTuple):
     summary: str
 
 
-GROUPS: dict[str, dict[str, Verb]] = {
+GROUPS: dict[str, dict[str, VerbEntry]] = {
     "Studies, without a service": {
-        "demo": Verb("compare", "Run a built-in trace under several policies"),
-        "simulate": Verb("simulate", "Run TRACE under one policy and say how it went"),
-        "compare": Verb("compare", "Run TRACE under several policies and show them side by side"),
-        "analyze": Verb("analyze", "Characterise the jobs of a trace or a journal"),
-        "policies": Verb("policies", "List the policies, or show one in full"),
-        "check-policy": Verb("check_policy", "Run the laws of the catalogue on POLICY"),
-        "new-policy": Verb("new_policy", "Write a policy to begin with, its test and its page"),
-        "audit": Verb("audit", "Measure what a policy does to those who share a cluster"),
-        "bench": Verb("bench", "Measure what Poise itself costs"),
-        "replay": Verb("simulate", "Hand the facts of JOURNAL to the core again"),
+        "demo": VerbEntry("compare", "Run a built-in trace under several policies"),
+        "simulate": VerbEntry("simulate", "Run TRACE under one policy and say how it went"),
+        "compare": VerbEntry("compare", "Run TRACE under several policies and show them side by side"),
+        "analyze": VerbEntry("analyze", "Characterise the jobs of a trace or a journal"),
+        "policies": VerbEntry("policies", "List the policies, or show one in full"),
+        "check-policy": VerbEntry("check_policy", "Run the laws of the catalogue on POLICY"),
+        "new-policy": VerbEntry("new_policy", "Write a policy to begin with, its test and its page"),
+        "audit": VerbEntry("audit", "Measure what a policy does to those who share a cluster"),
+        "bench": VerbEntry("bench", "Measure what Poise itself costs"),
+        "replay": VerbEntry("simulate", "Hand the facts of JOURNAL to the core again"),
     },
     "Jobs of the running service": {
-        "submit": Verb("submit", "Submit a job, an array or a sweep to the running service"),
-        "run": Verb("run", "Submit a job, print what it prints, and end as it ends"),
-        "queue": Verb("queue", "Show the jobs that have not ended, in scheduling order"),
-        "top": Verb("top", "Watch GPUs, tenants and jobs on the whole screen"),
-        "show": Verb("queue", "Show everything about JOB"),
-        "why": Verb("queue", "Say why JOB runs, waits or has ended"),
-        "logs": Verb("logs", "Print what JOB has printed, of all its runs"),
-        "wait": Verb("submit", "Wait until all JOBs have ended"),
-        "hold": Verb("control", "Keep jobs from running until they are released"),
-        "release": Verb("control", "End a hold"),
-        "cancel": Verb("control", "Withdraw jobs"),
-        "events": Verb("logs", "Show what happened"),
+        "submit": VerbEntry("submit", "Submit a job, an array or a sweep to the running service"),
+        "run": VerbEntry("run", "Submit a job, print what it prints, and end as it ends"),
+        "queue": VerbEntry("queue", "Show the jobs that have not ended, in scheduling order"),
+        "top": VerbEntry("top", "Watch GPUs, tenants and jobs on the whole screen"),
+        "show": VerbEntry("queue", "Show everything about JOB"),
+        "why": VerbEntry("queue", "Say why JOB runs, waits or has ended"),
+        "logs": VerbEntry("logs", "Print what JOB has printed, of all its runs"),
+        "wait": VerbEntry("submit", "Wait until all JOBs have ended"),
+        "hold": VerbEntry("control", "Keep jobs from running until they are released"),
+        "release": VerbEntry("control", "End a hold"),
+        "cancel": VerbEntry("control", "Withdraw jobs"),
+        "events": VerbEntry("logs", "Show what happened"),
     },
     "Nodes and tenants of the running service": {
-        "nodes": Verb("nodes", "Show the nodes"),
-        "drain": Verb("nodes", "Take nodes out of service"),
-        "return": Verb("nodes", "Give nodes back that were drained"),
-        "shares": Verb("shares", "Show what tenants are entitled to, hold and have received"),
+        "nodes": VerbEntry("nodes", "Show the nodes"),
+        "drain": VerbEntry("nodes", "Take nodes out of service"),
+        "return": VerbEntry("nodes", "Give nodes back that were drained"),
+        "shares": VerbEntry("shares", "Show what tenants are entitled to, hold and have received"),
     },
     "The service itself": {
-        "serve": Verb("serve", "Run training jobs until SIGTERM or Ctrl-C"),
-        "agent": Verb("agent", "Run jobs on this machine for a service on another one"),
-        "ray": Verb("ray", "Work with the Ray cluster of `poise serve --backend ray`"),
-        "use": Verb("admin", "Go on under another POLICY"),
-        "tokens": Verb("admin", "List the tokens of the running service, make one or revoke one"),
-        "repair": Verb("admin", "Mend the journal in STATE"),
+        "serve": VerbEntry("serve", "Run training jobs until SIGTERM or Ctrl-C"),
+        "agent": VerbEntry("agent", "Run jobs on this machine for a service on another one"),
+        "ray": VerbEntry("ray", "Work with the Ray cluster of `poise serve --backend ray`"),
+        "use": VerbEntry("admin", "Go on under another POLICY"),
+        "tokens": VerbEntry("admin", "List the tokens of the running service, make one or revoke one"),
+        "repair": VerbEntry("admin", "Mend the journal in STATE"),
     },
     "The command line": {
-        "completion": Verb("completion", "Print what makes the Tab key complete the words of `poise`"),
+        "completion": VerbEntry("completion", "Print what makes the Tab key complete the words of `poise`"),
     },
 }  # fmt: skip
 """The verbs by what they are for, as `poise --help` lists them."""

@@ -90,7 +90,7 @@ def run(ctx: click.Context, /, words: tuple[str, ...], quiet: bool, as_json: boo
         with Signals() as signals:
             (handle,) = client.submit_all([request], key=key)
             show_notes([plain(note) for note in handle.notes])
-            attached = Attached(client, handle.id, signals, quiet=quiet, to_stderr=as_json)
+            attached = AttachedJob(client, handle.id, signals, quiet=quiet, to_stderr=as_json)
             code = attached.until_ended()
         if as_json:
             print_json({"job": handle.id, "state": attached.state.value, "code": code})
@@ -141,7 +141,7 @@ class Signals:
         _say("the job is cancelled once the service has answered; Ctrl-C again ends this at once")
 
 
-class Attached:
+class AttachedJob:
     """A job, and the command that prints what it prints.
 
     state   that it was last seen in

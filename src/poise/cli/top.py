@@ -24,7 +24,7 @@ from poise.cli import INTERRUPTED
 from poise.cli.live import connected, document
 from poise.cli.options import examples, json_option, print_json
 from poise.cli.output import console
-from poise.cli.top_frame import HOLDING, Seen, Wish, frame
+from poise.cli.top_frame import HOLDING, Seen, TopView, frame
 from poise.scheduler.model.errors import PoiseError, RequestError
 from poise.service.client import Client
 from poise.service.wire.views import JobState, NodeList
@@ -139,7 +139,7 @@ def top(every: float, once: bool, as_json: bool) -> int:
             print_json(_document(seen))
             return 0
         if not is_live:
-            for line in frame(seen, Wish(), screen.width, ONCE_HEIGHT):
+            for line in frame(seen, TopView(), screen.width, ONCE_HEIGHT):
                 click.echo(line.text)
             return 0
     with Client.from_config(timeout=ANSWER_SECONDS, patience=1.0) as client:
@@ -159,7 +159,7 @@ def _document(seen: Seen) -> dict[str, object]:
 
 def _watch(background: Background, screen: Console) -> int:
     """Draw until a key, or a signal, ends it; the exit code."""
-    wish = Wish()
+    view = TopView()
     size = (0, 0)
     with _keyboard() as keys, Live(console=screen, screen=True, auto_refresh=False, transient=True) as live:
         background.start()
@@ -169,15 +169,15 @@ def _watch(background: Background, screen: Console) -> int:
                     background.changed.clear()
                     size = (screen.width, screen.height)
                     background.rows = min(MOST_ROWS, max(50, screen.height))
-                    live.update(_drawn(background, wish, size), refresh=True)
+                    live.update(_drawn(background, view, size), refresh=True)
                 key = _key(keys)
                 if key in ("q", "Q"):
                     return 0
                 if key == "s":
-                    wish = replace(wish, order=wish.order.next())
+                    view = replace(view, order=view.order.next())
                 elif key == "e":
-                    wish = replace(wish, ended=not wish.ended)
-                    background.ended = wish.ended
+                    view = replace(view, ended=not view.ended)
+                    background.ended = view.ended
                 if key in ("e", " "):
                     background.hurry()
                 if key:
@@ -187,9 +187,9 @@ def _watch(background: Background, screen: Console) -> int:
     raise background.refusal
 
 
-def _drawn(background: Background, wish: Wish, size: tuple[int, int]) -> Text:
-    footer = f"q quit · s sort: {wish.order} · e {'hide' if wish.ended else 'show'} ended · space look now"
-    lines = frame(background.seen, replace(wish, footer=footer, trouble=background.trouble), *size)
+def _drawn(background: Background, view: TopView, size: tuple[int, int]) -> Text:
+    footer = f"q quit · s sort: {view.order} · e {'hide' if view.ended else 'show'} ended · space look now"
+    lines = frame(background.seen, replace(view, footer=footer, trouble=background.trouble), *size)
     return Text("\n").join(Text(line.text, line.style, no_wrap=True, overflow="crop") for line in lines)
 
 

@@ -25,19 +25,22 @@ BAR = 20
 """Characters of the bar of a GPU type."""
 
 
-class Order(StrEnum):
+class SortOrder(StrEnum):
     """How running jobs are sorted."""
 
     QUEUE = "queue"
     GPUS = "GPUs"
     RAN = "time"
 
-    def next(self) -> "Order":
+    def next(self) -> "SortOrder":
         """The one that a key press changes to."""
-        return {Order.QUEUE: Order.GPUS, Order.GPUS: Order.RAN, Order.RAN: Order.QUEUE}[self]
+        return {SortOrder.QUEUE: SortOrder.GPUS, SortOrder.GPUS: SortOrder.RAN, SortOrder.RAN: SortOrder.QUEUE}[self]
 
 
-_KEYS: dict[Order, Callable[[JobRow], float]] = {Order.GPUS: lambda row: -row.gpus, Order.RAN: lambda row: -row.ran}
+_KEYS: dict[SortOrder, Callable[[JobRow], float]] = {
+    SortOrder.GPUS: lambda row: -row.gpus,
+    SortOrder.RAN: lambda row: -row.ran,
+}
 
 
 @dataclass(frozen=True)
@@ -57,16 +60,16 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Wish:
+class TopView:
     """What a person wants to see, and what is said about it at the bottom. ended: whether jobs that have ended are shown."""
 
-    order: Order = Order.QUEUE
+    order: SortOrder = SortOrder.QUEUE
     ended: bool = False
     footer: str = ""
     trouble: str | None = None
 
 
-class Line(NamedTuple):
+class ScreenLine(NamedTuple):
     """A line of the screen, and how it is printed."""
 
     text: str
@@ -103,26 +106,26 @@ _TENANTS = (
 )  # fmt: skip
 
 
-def frame(seen: Seen, wish: Wish, width: int, height: int) -> list[Line]:
+def frame(seen: Seen, view: TopView, width: int, height: int) -> list[ScreenLine]:
     """The screen: exactly what fits."""
-    lines = [_head(seen, wish), *_gpus(seen.nodes), *_nodes(seen.nodes, width), *_tenants(seen.shares, width)]
-    footer = [Line(wish.footer, "dim")] if wish.footer else []
+    lines = [_head(seen, view), *_gpus(seen.nodes), *_nodes(seen.nodes, width), *_tenants(seen.shares, width)]
+    footer = [ScreenLine(view.footer, "dim")] if view.footer else []
     left = height - len(lines) - len(footer)
-    lines += _jobs(seen, wish, width, left)
+    lines += _jobs(seen, view, width, left)
     drawn = lines[: max(0, height - len(footer))] + footer
-    return [Line(set_cell_size(text, width).rstrip(), style) for text, style in drawn[:height]]
+    return [ScreenLine(set_cell_size(text, width).rstrip(), style) for text, style in drawn[:height]]
 
 
-def _head(seen: Seen, wish: Wish) -> Line:
+def _head(seen: Seen, view: TopView) -> ScreenLine:
     service = seen.service
-    if wish.trouble is not None:
-        return Line(plain(f"as of {clock_time(service.now)}: {wish.trouble}"), "bold reverse")
+    if view.trouble is not None:
+        return ScreenLine(plain(f"as of {clock_time(service.now)}: {view.trouble}"), "bold reverse")
     if not service.ready:
-        return Line(plain(f"the service cannot work: {service.problem}"), "bold reverse")
-    return Line(f"poise {service.version} · {plain(service.policy)} · {clock_time(service.now)}", "bold")
+        return ScreenLine(plain(f"the service cannot work: {service.problem}"), "bold reverse")
+    return ScreenLine(f"poise {service.version} · {plain(service.policy)} · {clock_time(service.now)}", "bold")
 
 
-def _gpus(nodes: NodeList) -> list[Line]:
+def _gpus(nodes: NodeList) -> list[ScreenLine]:
     """A line per GPU type: how many there are, and how many are in use."""
     there: dict[str, list[int]] = {}
     for node in nodes.nodes:
@@ -134,17 +137,17 @@ def _gpus(nodes: NodeList) -> list[Line]:
     for kind, (gpus, used) in list(there.items())[:MOST_TYPES]:
         filled = round(BAR * used / gpus) if gpus else 0
         bar = "#" * filled + "." * (BAR - filled)
-        lines.append(Line(f"{plain(kind):{longest}}  [{bar}] {used:,} of {counted(gpus, 'GPU')} in use"))
+        lines.append(ScreenLine(f"{plain(kind):{longest}}  [{bar}] {used:,} of {counted(gpus, 'GPU')} in use"))
     if len(there) > MOST_TYPES:
-        lines[-1] = Line(f"and {len(there) - MOST_TYPES + 1} more GPU types: poise nodes")
-    return lines or [Line("no node has joined yet")]
+        lines[-1] = ScreenLine(f"and {len(there) - MOST_TYPES + 1} more GPU types: poise nodes")
+    return lines or [ScreenLine("no node has joined yet")]
 
 
 def _used(node: NodeRow) -> int:
     return sum(job is not None for job in node.jobs)
 
 
-def _nodes(nodes: NodeList, width: int) -> list[Line]:
+def _nodes(nodes: NodeList, width: int) -> list[ScreenLine]:
     """The nodes side by side, those that are not well first."""
     rows = sorted(nodes.nodes, key=lambda node: node.state is NodeCondition.UP)
     texts = [
@@ -162,10 +165,10 @@ def _nodes(nodes: NodeList, width: int) -> list[Line]:
         else:
             lines[-1] += more
             break
-    return [Line(line) for line in lines]
+    return [ScreenLine(line) for line in lines]
 
 
-def _tenants(shares: Shares, width: int) -> list[Line]:
+def _tenants(shares: Shares, width: int) -> list[ScreenLine]:
     """Those tenants that have jobs now, the largest first."""
     busy = sorted((each for each in shares.tenants if each.running or each.waiting), key=lambda each: -each.gpus)
     cells = [
@@ -177,26 +180,26 @@ def _tenants(shares: Shares, width: int) -> list[Line]:
     ]  # fmt: skip
     lines = _table(_TENANTS, cells, width) if cells else []
     if len(busy) > MOST_TENANTS:
-        lines[-1] = Line(f"and {len(busy) - MOST_TENANTS + 1:,} more tenants: poise shares")
+        lines[-1] = ScreenLine(f"and {len(busy) - MOST_TENANTS + 1:,} more tenants: poise shares")
     return lines
 
 
-def _jobs(seen: Seen, wish: Wish, width: int, height: int) -> list[Line]:
+def _jobs(seen: Seen, view: TopView, width: int, height: int) -> list[ScreenLine]:
     """The tables of jobs, each with a line that counts them; they share the height as they need it."""
-    running = sorted(seen.running, key=_KEYS[wish.order]) if wish.order in _KEYS else seen.running
+    running = sorted(seen.running, key=_KEYS[view.order]) if view.order in _KEYS else seen.running
     holding = sum(seen.counts.get(state, 0) for state in HOLDING)
     waiting = sum(seen.counts.get(state, 0) for state in (JobState.PENDING, JobState.PAUSED))
     tables = [
         (f"{counted(holding, 'job')} on GPUs", _RUNNING, [_running_cells(row) for row in running]),
         (f"{counted(waiting, 'job')} waiting", _WAITING, [_waiting_cells(row) for row in seen.waiting]),
     ]
-    if wish.ended:
+    if view.ended:
         tables.append(("ended last", _ENDED, [_ended_cells(row) for row in seen.ended]))
     parts = _divided(height, [1 + bool(rows) + len(rows) for _, _, rows in tables])
-    lines: list[Line] = []
+    lines: list[ScreenLine] = []
     for (title, columns, rows), part in zip(tables, parts, strict=True):
         if part:
-            lines.append(Line(title, "bold"))
+            lines.append(ScreenLine(title, "bold"))
             lines += _table(columns, rows[: max(0, part - 2)], width)[: part - 1]
     return lines
 
@@ -238,14 +241,14 @@ def _number(value: float | None) -> str:
     return NONE if value is None else amount(value, "plain")
 
 
-def _table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], width: int) -> list[Line]:
+def _table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], width: int) -> list[ScreenLine]:
     """Headings and rows; each cell cut to its column."""
     if not rows:
         return []
     fixed = sum(column.width + 1 for column in columns)
     widths = [column.width or max(8, width - fixed) for column in columns]
-    headings = Line(_row(columns, widths, [column.heading for column in columns]), "underline")
-    return [headings, *(Line(_row(columns, widths, row)) for row in rows)]
+    headings = ScreenLine(_row(columns, widths, [column.heading for column in columns]), "underline")
+    return [headings, *(ScreenLine(_row(columns, widths, row)) for row in rows)]
 
 
 def _row(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[str]) -> str:
