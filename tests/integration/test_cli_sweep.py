@@ -191,3 +191,10 @@ def test_what_no_cell_could_run_is_refused_before_any_does(what: str, monkeypatc
 
 def test_a_seed_that_is_none_is_refused_as_everywhere() -> None:
     assert "seed" in poise("compare", "synthetic:jobs=3,seed=x", "--policies", "fifo", "--seeds", "2").refusal
+
+
+def test_a_pipe_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poise.lab.sweep.cells._MOST_PIPED", 1 << 20)
+    for source, stdin in (("/dev/zero", b""), ("-", bytes((1 << 20) + 1))):
+        said = poise("compare", source, "--policies", "fifo", "--seeds", "2", stdin=stdin)
+        assert "expected at most 1 MiB from a pipe, got more; save it as a file" in said.refusal

@@ -183,6 +183,21 @@ WRONG: dict[str, tuple[Callable[[], object], type[poise.PoiseError], str]] = {
     "a knob misspelt": (lambda: poise.synthetic(job=3), UnknownNameError, "unknown knob of a synthetic trace 'job'; did"),
     "a knob out of range": (lambda: poise.synthetic(jobs=0), poise.RequestError, "synthetic:jobs: expected"),
     "a knob with a comma": (lambda: poise.synthetic(models="a,b"), OptionError, "models: expected no comma, got 'a,b'"),
+    "a format that is a list": (
+        lambda: poise.read_trace("synthetic:", format=[1]), OptionError, "format: expected text, got [1]",  # type: ignore[arg-type]
+    ),
+    "a span of words": (
+        lambda: TRACE.between("a", 3), OptionError, "start: expected seconds, got 'a'",  # type: ignore[arg-type]
+    ),
+    "GPUs of a node as a list": (
+        lambda: poise.cluster([poise.Node("a", "v100", [1])]), ClusterError, "expected a whole number of GPUs",  # type: ignore[arg-type]
+    ),
+    "a name of a node as a list": (
+        lambda: poise.cluster([poise.Node([1], "v100", 1)]), ClusterError, "expected nodes with name",  # type: ignore[arg-type]
+    ),
+    "a trace written to a number": (lambda: TRACE.write(3), OptionError, "path: expected a path, got 3"),  # type: ignore[arg-type]
+    "a duration of ten thousand letters": (simulated(until="a" * 10_000), OptionError, "until: not a duration: 'aaa"),
+    "a placement of ten thousand letters": (simulated(placement="a" * 10_000), UnknownNameError, "unknown placement 'aaa"),
     # sweeps
     "loads of text": (swept(loads="a"), OptionError, "loads: expected numbers above 0, e.g. [0.5, 1, 2], got 'a'"),
     "loads of texts": (swept(loads=["1"]), OptionError, "loads: expected a number, got '1'"),
@@ -239,6 +254,8 @@ ASKED: dict[str, tuple[Callable[[], object], str]] = {
     "a baseline": (lambda: SWEPT.against("las"), "unknown policy of this sweep 'las'"),
     "a load": (lambda: SWEPT.best("avg_jct", load=3), "load: expected one of 1, 2, got 3"),
     "no load of several": (lambda: SWEPT.best("avg_jct"), "load: expected one of 1, 2, got None"),
+    "a page that is a number": (lambda: COMPARED.html(3), "path: expected a path, got 3"),  # type: ignore[arg-type]
+    "a file that is a list": (lambda: RESULT.jobs.write([]), "path: expected a path, got []"),  # type: ignore[arg-type]
     "what to draw": (lambda: RESULT.plot_timeline(what="gpu"), "what: expected gpus or jobs,"),  # type: ignore[arg-type]
 }
 

@@ -1,5 +1,6 @@
 """Clusters as people write them: `v100:12,k80:8@4`, YAML and TOML files, and nodes listed in Python."""
 
+import os
 import reprlib
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -42,7 +43,8 @@ def cluster(given: ClusterLike) -> Cluster:
         entries = list(given)
         nodes = tuple(each for each in entries if isinstance(each, Node))
         if nodes and len(nodes) == len(entries):
-            return _checked(Cluster(nodes))
+            _check_nodes(nodes)
+            return populated(Cluster(nodes))
         return _described({"nodes": [_as_entry(each) for each in entries]}, "cluster")
     wanted = "expected text such as v100:8,k80:16, a path, nodes, or a Cluster"
     raise ClusterError(f"cluster: {wanted}, got {_SHORT.repr(given)}")
@@ -57,8 +59,13 @@ def _as_entry(node: object) -> object:
 
 def _checked(given: Cluster) -> Cluster:
     """The cluster, if the values of its nodes are those of nodes."""
+    _check_nodes(populated(given).nodes)
+    return given
+
+
+def _check_nodes(nodes: Iterable[object]) -> None:
     gpus = 0
-    for node in populated(given).nodes:
+    for node in nodes:
         if not isinstance(node, Node) or not all(isinstance(name, str) for name in (node.name, node.gpu_type, node.rack)):
             raise ClusterError(f"cluster: expected nodes with name, GPU type and rack as text, got {_SHORT.repr(node)}")
         if not _is_count(node.gpus):
@@ -67,7 +74,6 @@ def _checked(given: Cluster) -> Cluster:
         gpus += node.gpus
     if gpus > MOST_GPUS:
         raise ClusterError(f"cluster: more than {MOST_GPUS:,} GPUs")
-    return given
 
 
 def _is_count(value: object) -> bool:
@@ -81,7 +87,7 @@ def read_cluster(spec: str | Path) -> Cluster:
     """
     path = Path(spec)
     if path.suffix.lower() not in (".yaml", ".yml", ".toml"):
-        if ":" not in str(spec) and path.is_file():
+        if ":" not in str(spec) and os.path.isfile(path):
             raise ClusterError(f"{path}: a file that describes a cluster ends in .yaml, .yml or .toml; rename it")
         return parse_cluster(str(spec))
     return _described(_document(path), str(path))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from poise.scheduler.model.errors import RequestError, UnknownNameError
+from poise.scheduler.model.errors import OptionError, RequestError, UnknownNameError
 
 if TYPE_CHECKING:
     import pandas
@@ -42,6 +42,13 @@ def required(module: str, package: str, what: str) -> Any:  # noqa: ANN401 - the
         if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
             raise
         raise MissingPackageError(f"{what} needs {package}; install it with: pip install {package}") from None
+
+
+def path_of(given: object) -> Path:
+    """Return a path that is given as text or as a path."""
+    if not isinstance(given, str | PathLike):
+        raise OptionError("path", f"expected a path, got {given!r:.60}")
+    return Path(given)
 
 
 class Table:
@@ -128,7 +135,7 @@ class Table:
 
     def write(self, path: str | PathLike[str]) -> None:
         """Write a file, by its ending: .csv, .json (a list of objects) or .parquet (needs pyarrow)."""
-        target = Path(path)
+        target = path_of(path)
         if target.suffix == ".parquet":
             required("pyarrow.parquet", "pyarrow", "writing .parquet").write_table(self.to_arrow(), target)
         elif target.suffix in (".csv", ".json"):

@@ -4,7 +4,6 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,7 +12,7 @@ from poise.engine.outside import spec_of
 from poise.lab.analysis.run_tables import interval_table, job_table, timeline_table
 from poise.lab.analysis.statistics import KEYS, Average, Contrast, Mean
 from poise.lab.analysis.summary import Summary
-from poise.lab.columns import Column, Table, UnknownKeyError, required
+from poise.lab.columns import Column, Table, UnknownKeyError, path_of, required
 from poise.lab.comparison import joined
 from poise.lab.experiment import FinishedSimulation
 from poise.lab.report.comparison import COLUMNS, ComparedRun, comparison_page, table
@@ -82,7 +81,7 @@ class SimulationResult:
 
     def html(self, path: str | PathLike[str]) -> None:
         """Write the report of `poise simulate --html`: one file, with figures and the timeline of GPUs."""
-        Path(path).write_text(simulation_page(self._run), encoding="utf-8")
+        path_of(path).write_text(simulation_page(self._run), encoding="utf-8")
 
     def __repr__(self) -> str:
         summary = self.summary
@@ -145,7 +144,7 @@ class ComparisonResult:
         first = next(iter(self)).summary
         title = f"{first.trace} on {first.cluster}"
         page = comparison_page(title, f"{counted(first.jobs, 'job')} of {title}.", [each._run for each in self])
-        Path(path).write_text(page, encoding="utf-8")
+        path_of(path).write_text(page, encoding="utf-8")
 
     def __getitem__(self, policy: object) -> SimulationResult:
         name = policy if isinstance(policy, str) else spec_of(policy)  # type: ignore[arg-type]  # it says what it takes
@@ -250,7 +249,7 @@ class SweepResult:
         first = self.averages[0]
         seeds = counted(max(len(each.runs) for each in self.averages), "seed")
         intro = f"{counted(first.labels.jobs, 'job')} of {self._title}: means over {seeds}."
-        Path(path).write_text(sweep_page(self._title, intro, self.averages), encoding="utf-8")
+        path_of(path).write_text(sweep_page(self._title, intro, self.averages), encoding="utf-8")
 
     def __repr__(self) -> str:
         has_intervals = any(each.means["avg_jct"].interval for each in self.averages)

@@ -20,6 +20,8 @@ def read_trace(path: str | PathLike[str], format: str = AUTO) -> Trace:
     """
     if not isinstance(path, str | PathLike):
         raise OptionError("path", f"expected a path, got {path!r:.60}; Trace.of makes a trace of rows")
+    if not isinstance(format, str):
+        raise OptionError("format", f"expected text, got {format!r:.60}")
     return reader.read_trace(str(path), format=format)
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
+from typing import BinaryIO
 
 from poise.lab.analysis.statistics import Cell, Grid
 from poise.lab.analysis.summary import Summary
@@ -18,13 +19,15 @@ from poise.lab.traces.parsing import whole
 from poise.lab.traces.reader import STANDARD_INPUT
 from poise.lab.traces.schema import Trace
 from poise.lab.traces.synthetic import SYNTHETIC
-from poise.scheduler.model.errors import OptionError, RequestError, SolveError
+from poise.scheduler.model.errors import OptionError, RequestError, SolveError, TraceError, Where
 from poise.scheduler.model.units import counted
 
 MOST_SEEDS = 10_000
 MOST_CELLS = 1_000_000
 _SEED = "seed="
 _LARGEST_SEED = 2**63 - 1
+_MOST_PIPED = 1 << 30
+"""Bytes of a trace that comes through a pipe: a sweep keeps them."""
 _CACHED = 2
 """Traces that a process keeps: cells come seed by seed and load by load, so that few suffice."""
 
@@ -72,10 +75,10 @@ class SweepSource:
     def of(trace: TraceLike | Callable[[int], TraceLike], options: ExperimentOptions, policy: str) -> "SweepSource":
         """Return the source of this trace; a pipe is read."""
         if trace == STANDARD_INPUT:
-            return SweepSource(trace, sys.stdin.buffer.read(), options, policy)
+            return SweepSource(trace, _content(sys.stdin.buffer, "stdin"), options, policy)
         if isinstance(trace, str) and os.path.exists(trace) and not (os.path.isfile(trace) or os.path.isdir(trace)):
             with open(trace, "rb") as pipe:
-                return SweepSource(STANDARD_INPUT, pipe.read(), options, policy)
+                return SweepSource(STANDARD_INPUT, _content(pipe, trace), options, policy)
         return SweepSource(trace, None, options, policy)
 
     def request(self, seed: int) -> ExperimentRequest:
@@ -91,6 +94,14 @@ class SweepSource:
         with nullcontext() if self.piped is None else _standard_input(self.piped):
             request = read_experiment(name, options, self.policy)
         return request if name == self.trace else replace(request, trace=replace(request.trace, name=self.trace))
+
+
+def _content(pipe: BinaryIO, name: str) -> bytes:
+    """All that comes out of a pipe; TraceError if that never ends."""
+    content = pipe.read(_MOST_PIPED + 1)
+    if len(content) > _MOST_PIPED:
+        raise TraceError(Where(name), f"expected at most {_MOST_PIPED >> 20:,} MiB from a pipe, got more; save it as a file")
+    return content
 
 
 @contextmanager

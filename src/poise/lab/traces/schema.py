@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from os import PathLike
-from pathlib import Path
 from typing import NamedTuple, overload
 
-from poise.lab.columns import Table
+from poise.lab.columns import Table, path_of
 from poise.scheduler.model.errors import OptionError, RequestError
 from poise.scheduler.model.job import Job
 from poise.scheduler.model.units import counted, format_seconds
@@ -125,11 +124,14 @@ class Trace:
     def head(self, jobs: int) -> "Trace":
         """Return the first jobs, this many."""
         if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 0:
-            raise OptionError("jobs", f"expected a whole number of at least 0, got {jobs!r}")
+            raise OptionError("jobs", f"expected a whole number of at least 0, got {jobs!r:.60}")
         return replace(self, jobs=self.jobs[:jobs])
 
     def between(self, start: float, end: float) -> "Trace":
         """Return the jobs that are submitted from `start` on and before `end`, in seconds on the trace's clock."""
+        for name, value in (("start", start), ("end", end)):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise OptionError(name, f"expected seconds, got {value!r:.60}")
         return self.where(lambda job: start <= job.submitted < end)
 
     def where(self, keep: Callable[[Job], bool]) -> "Trace":
@@ -139,7 +141,7 @@ class Trace:
     def scaled(self, load: float) -> "Trace":
         """Return the same jobs, arriving `load` times as fast; inf: all at once. The first one stays where it is."""
         if isinstance(load, bool) or not isinstance(load, int | float) or not load > 0:
-            raise OptionError("load", f"expected a number above 0, got {load!r}")
+            raise OptionError("load", f"expected a number above 0, got {load!r:.60}")
         if load == 1.0 or not self.jobs:
             return self
         first = self.jobs[0].job.submitted
@@ -160,7 +162,7 @@ class Trace:
         """Write a trace that `read_trace` reads: .jsonl, or .csv with the same columns."""
         from poise.lab.traces.rows import write_file
 
-        write_file(self, Path(path))
+        write_file(self, path_of(path))
 
     def __repr__(self) -> str:
         if not self.jobs:

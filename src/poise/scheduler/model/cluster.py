@@ -104,8 +104,8 @@ class Cluster:
         if len({node.name for node in self.nodes}) < len(self.nodes):
             raise ClusterError("two nodes of the cluster have the same name")
         for node in self.nodes:
-            if node.gpus < 1:
-                raise ClusterError(f"node {node.name!r} has {node.gpus} GPUs; a node has at least 1")
+            if not isinstance(node.gpus, int) or node.gpus < 1:
+                raise ClusterError(f"node {node.name!r} has {node.gpus!r:.50} GPUs; a node has a whole number of at least 1")
 
     @property
     def gpu_types(self) -> tuple[str, ...]:

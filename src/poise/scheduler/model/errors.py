@@ -23,6 +23,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
+_LONGEST_NAME = 100
+"""Characters of an unknown name that a message repeats."""
+
 
 class PoiseError(Exception):
     """The root of all errors that Poise raises on purpose."""
@@ -37,9 +40,10 @@ class UnknownNameError(RequestError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
         names = sorted(known)
-        near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(name[:_LONGEST_NAME].lower(), names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
-        super().__init__(f"unknown {kind} {name!r}; {hint}{otherwise and f' {otherwise}'}")
+        shown = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
+        super().__init__(f"unknown {kind} {shown!r}; {hint}{otherwise and f' {otherwise}'}")
         self._made_of = (kind, name, tuple(names), otherwise)
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, str, tuple[str, ...], str]]:

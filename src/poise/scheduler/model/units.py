@@ -5,6 +5,8 @@ import re
 from math import floor
 
 _SUFFIXES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_SHOWN = 60
+"""Characters of what is no duration that a message repeats."""
 _PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
@@ -15,10 +17,10 @@ def parse_seconds(text: str) -> float:
     except ValueError:
         parts = _PART.findall(text)
         if not parts or "".join(number + suffix for number, suffix in parts) != text:
-            raise ValueError(f"not a duration: {text!r} (give seconds, or e.g. 90s, 15m, 1h30m, 7d)") from None
+            raise ValueError(f"not a duration: {text[:_SHOWN]!r} (give seconds, or e.g. 90s, 15m, 1h30m, 7d)") from None
         seconds = sum(float(number) * _SUFFIXES[suffix] for number, suffix in parts)
     if not math.isfinite(seconds) or seconds < 0:
-        raise ValueError(f"not a duration: {text!r} (it must be finite and not negative)")
+        raise ValueError(f"not a duration: {text[:_SHOWN]!r} (it must be finite and not negative)")
     return seconds
 
 
