@@ -25,6 +25,7 @@ from poise.lab.parallel import spread
 from poise.lab.report.axes import amount
 from poise.lab.report.page import HtmlTable
 from poise.scheduler.model.errors import RequestError
+from poise.scheduler.policies.catalogue import listing_of
 
 OF_TRACES = ("cluster", "throughputs", "true_throughputs", "estimate", "format", "jobs", "load", "until", "elastic",
              "micro_batches", "failures")  # fmt: skip
@@ -107,7 +108,8 @@ def audit(
         _show(about, found, claims)
     wrong = [claim for claim in claims if not claim.holds]
     for claim in wrong:
-        click.echo(f"poise: the catalogue claims that {claim.claim}; measured: {claim.text}", err=True)
+        who = "its listing" if listing_of(policy).origin else "the catalogue"
+        click.echo(f"poise: {who} claims that {claim.claim}; measured: {claim.text}", err=True)
     return 1 if wrong else 0
 
 
