@@ -1,6 +1,5 @@
 """Policies from outside: found by entry points, by reference and as objects; what is wrong with one is one line."""
 
-import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import pytest
 from tests.outside import ORDER, folder_of_modules, install, write_module
 
 from poise.engine import outside
-from poise.engine.outside import carried, check_recorded, find, find_all, find_installed, spec_of, take_over
+from poise.engine.outside import check_recorded, find, find_all, find_installed, spec_of
 from poise.policies import (
     Allocation,
     Family,
@@ -348,30 +347,6 @@ def test_a_module_may_have_the_name_of_an_object(folder: Path) -> None:
 def test_what_is_no_policy_is_refused_in_a_line(folder: Path, wrong: object) -> None:
     with pytest.raises(RequestError, match="expected a Listing, an Order, a Planner, an Allocator"):
         spec_of(wrong)  # type: ignore[arg-type]
-
-
-# Other processes
-
-
-def test_policies_are_handed_to_other_processes_by_reference_or_pickled(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_module(folder, "heavy")
-    find("heavy:by_weight")
-    spec_of(EarlyBird(7))
-    parcel = pickle.loads(pickle.dumps(carried()))
-    for name in ("_targets", "_referenced", "_files"):
-        monkeypatch.setattr(outside, name, type(getattr(outside, name))())
-    monkeypatch.setattr("poise.scheduler.policies.catalogue._OUTSIDE", {})
-    take_over(parcel)
-    assert is_known("heavy:by_weight")
-    assert policy_named("early-bird").answer == EarlyBird(7)
-
-
-def test_an_object_that_cannot_be_handed_over_is_told_of(folder: Path) -> None:
-    spec_of(Order(lambda job, _previous, _memory: Rank(job.submitted), PreemptionRule.NEVER, Unfitting.SKIPPED))
-    with pytest.raises(RequestError, match="cannot be handed to other processes: make it an attribute of a module"):
-        carried()
 
 
 # Journals

@@ -16,17 +16,16 @@ asked for by whoever started this process is unknown in it, whoever sends it.
 """
 
 import importlib
-import pickle
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from poise.engine.factories import kind_of, listing_from
 from poise.scheduler.model.errors import PoiseError, PolicyError, RequestError, UnknownNameError
@@ -42,9 +41,9 @@ _REFERENCE = re.compile(r"(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<attribute>
 _EXAMPLE = "write package.module:attribute, e.g. edf:POLICY for POLICY of edf.py"
 
 _targets: dict[str, Any] = {}
-"""What was registered, by name: to tell whether it is the same again, and to hand it to other processes."""
+"""What was registered, by name: to tell whether it is the same again."""
 _referenced: set[str] = set()
-"""Names of what was imported by reference; another process can do that as well."""
+"""Names of what was imported: another process can do that as well."""
 _files: dict[str, str] = {}
 """The files of registered policies, by name."""
 _importing: set[str] = set()
@@ -313,41 +312,6 @@ def _numbered(name: str) -> Iterator[str]:
     while True:
         yield f"{name}-{number}"
         number += 1
-
-
-# Other processes
-
-
-class CarriedPolicy(NamedTuple):
-    """A registered policy on its way to another process: to be imported there if `target` is empty."""
-
-    name: str
-    target: bytes
-
-
-def carried() -> tuple[CarriedPolicy, ...]:
-    """The policies that another process needs to know as this one does. One that is forked knows them anyway."""
-    found = []
-    for name, target in _targets.items():
-        try:
-            found.append(CarriedPolicy(name, b"" if name in _referenced else pickle.dumps(target)))
-        except Exception:  # whatever an object raises that cannot be pickled
-            raise RequestError(
-                f"policy {name!r} cannot be handed to other processes: make it an attribute of a module that can be "
-                "imported, or an object that can be pickled"
-            ) from None
-    return tuple(found)
-
-
-def take_over(policies: Sequence[CarriedPolicy]) -> None:
-    """Register the policies that another process has registered."""
-    for each in policies:
-        if each.name in _targets:
-            continue
-        if each.target:
-            _register(each.name, pickle.loads(each.target), origin="an object of this process", file=None)
-        else:
-            find(each.name)
 
 
 # Errors while a policy decides
