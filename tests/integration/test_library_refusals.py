@@ -1,6 +1,7 @@
 """Wrong calls of the library: each one raises an error of Poise's tree that reads as one clear line."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -241,22 +242,34 @@ def test_a_wrong_call_is_one_line_of_the_tree(what: str, tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-RESULT = poise.simulate(TRACE)
-COMPARED = poise.compare(TRACE, policies=["fifo", "srtf"], processes=1)
-SWEPT = poise.sweep(TRACE, policies=["fifo", "srtf"], loads=[1, 2], processes=1)
+@cache
+def result() -> poise.SimulationResult:
+    return poise.simulate(TRACE)
+
+
+@cache
+def of_two() -> poise.ComparisonResult:
+    return poise.compare(TRACE, policies=["fifo", "srtf"], processes=1)
+
+
+@cache
+def of_loads() -> poise.SweepResult:
+    return poise.sweep(TRACE, policies=["fifo", "srtf"], loads=[1, 2], processes=1)
+
+
 ASKED: dict[str, tuple[Callable[[], object], str]] = {
-    "a key of a summary": (lambda: RESULT.summary["avg_jtc"], "unknown key of a summary 'avg_jtc'; did you mean avg_jct"),
-    "a column": (lambda: RESULT.jobs["job_id"], "unknown column 'job_id'; did you mean job"),
-    "a policy of a comparison": (lambda: COMPARED["fif"], "unknown policy"),
-    "a policy that was not compared": (lambda: COMPARED["las"], "unknown policy of this comparison 'las'"),
-    "a number that is none": (lambda: COMPARED.best("policy"), "unknown number of a summary 'policy'"),
-    "a number misspelt": (lambda: COMPARED.plot("avgjct"), "did you mean avg_jct"),
-    "a baseline": (lambda: SWEPT.against("las"), "unknown policy of this sweep 'las'"),
-    "a load": (lambda: SWEPT.best("avg_jct", load=3), "load: expected one of 1, 2, got 3"),
-    "no load of several": (lambda: SWEPT.best("avg_jct"), "load: expected one of 1, 2, got None"),
-    "a page that is a number": (lambda: COMPARED.html(3), "path: expected a path, got 3"),  # type: ignore[arg-type]
-    "a file that is a list": (lambda: RESULT.jobs.write([]), "path: expected a path, got []"),  # type: ignore[arg-type]
-    "what to draw": (lambda: RESULT.plot_timeline(what="gpu"), "what: expected gpus or jobs,"),  # type: ignore[arg-type]
+    "a key of a summary": (lambda: result().summary["avg_jtc"], "unknown key of a summary 'avg_jtc'; did you mean avg_jct"),
+    "a column": (lambda: result().jobs["job_id"], "unknown column 'job_id'; did you mean job"),
+    "a policy of a comparison": (lambda: of_two()["fif"], "unknown policy"),
+    "a policy that was not compared": (lambda: of_two()["las"], "unknown policy of this comparison 'las'"),
+    "a number that is none": (lambda: of_two().best("policy"), "unknown number of a summary 'policy'"),
+    "a number misspelt": (lambda: of_two().plot("avgjct"), "did you mean avg_jct"),
+    "a baseline": (lambda: of_loads().against("las"), "unknown policy of this sweep 'las'"),
+    "a load": (lambda: of_loads().best("avg_jct", load=3), "load: expected one of 1, 2, got 3"),
+    "no load of several": (lambda: of_loads().best("avg_jct"), "load: expected one of 1, 2, got None"),
+    "a page that is a number": (lambda: of_two().html(3), "path: expected a path, got 3"),  # type: ignore[arg-type]
+    "a file that is a list": (lambda: result().jobs.write([]), "path: expected a path, got []"),  # type: ignore[arg-type]
+    "what to draw": (lambda: result().plot_timeline(what="gpu"), "what: expected gpus or jobs,"),  # type: ignore[arg-type]
 }
 
 

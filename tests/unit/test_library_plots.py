@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import matplotlib as mpl
@@ -19,9 +20,21 @@ mpl.use("Agg")
 
 TRACE = poise.synthetic(jobs=60, seed=5, rate=60, durations="lognormal:1500:1", models=["resnet50", "lstm"])
 ON = "v100:4,k80:8"
-RESULT = poise.simulate(TRACE, cluster=ON, policy="srtf")
-COMPARED = poise.compare(TRACE, cluster=ON, policies=["fifo", "srtf"], processes=1)
-SWEPT = poise.sweep(TRACE, cluster=ON, policies=["fifo", "srtf"], loads=[1, 2], seeds=3, processes=1)
+
+
+@cache
+def result() -> poise.SimulationResult:
+    return poise.simulate(TRACE, cluster=ON, policy="srtf")
+
+
+@cache
+def compared() -> poise.ComparisonResult:
+    return poise.compare(TRACE, cluster=ON, policies=["fifo", "srtf"], processes=1)
+
+
+@cache
+def swept() -> poise.SweepResult:
+    return poise.sweep(TRACE, cluster=ON, policies=["fifo", "srtf"], loads=[1, 2], seeds=3, processes=1)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +59,7 @@ def legend(ax: Axes) -> list[str]:
 
 
 def test_the_timeline_stacks_gpu_types_over_time_with_units() -> None:
-    ax = drawn(RESULT.plot_timeline())
+    ax = drawn(result().plot_timeline())
     assert legend(ax) == ["v100", "k80", "GPUs there are"]
     assert (ax.get_ylabel(), ax.get_xlabel()) == ("GPUs in use", "time since the first submission")
     assert any(tick.endswith((" h", " min", " d")) for tick in ticks(ax, "x"))
@@ -54,29 +67,29 @@ def test_the_timeline_stacks_gpu_types_over_time_with_units() -> None:
 
 
 def test_the_timeline_of_jobs_has_running_and_waiting_ones() -> None:
-    ax = drawn(RESULT.plot_timeline(what="jobs"))
+    ax = drawn(result().plot_timeline(what="jobs"))
     assert legend(ax) == ["running", "waiting"]
     assert all(np.all(np.asarray(line.get_ydata()) >= 0) for line in ax.get_lines())
 
 
 def test_completion_times_are_distributions_that_end_at_all_jobs() -> None:
-    ax = drawn(COMPARED.plot_jct())
+    ax = drawn(compared().plot_jct())
     assert legend(ax) == ["fifo", "srtf"]
-    for result, line in zip(COMPARED, ax.get_lines(), strict=True):
+    for each, line in zip(compared(), ax.get_lines(), strict=True):
         x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
-        jct = np.asarray(result.jobs["jct"])
+        jct = np.asarray(each.jobs["jct"])
         assert (y[-1], x[0]) == (1.0, jct.min())
         middle = x[np.searchsorted(y, 0.5)]
         assert np.mean(jct <= middle) >= 0.5 > np.mean(jct < middle)
     assert "50%" in ticks(ax, "y") or "60%" in ticks(ax, "y")
     assert [line.get_color() for line in ax.get_lines()] == list(LIGHT_SERIES[:2])
-    assert len(drawn(RESULT.plot_jct()).get_lines()) == 1
+    assert len(drawn(result().plot_jct()).get_lines()) == 1
 
 
 def test_bars_have_the_values_and_mark_the_best() -> None:
-    ax = drawn(COMPARED.plot("avg_jct"))
+    ax = drawn(compared().plot("avg_jct"))
     widths = [bar.get_width() for bar in ax.patches]  # type: ignore[attr-defined]
-    assert widths == [each.summary.avg_jct for each in COMPARED]
+    assert widths == [each.summary.avg_jct for each in compared()]
     colours = [to_hex(bar.get_facecolor()) for bar in ax.patches]
     assert colours[widths.index(min(widths))] == "#0072b2"
     assert ticks(ax, "y") == ["fifo", "srtf"]
@@ -84,10 +97,10 @@ def test_bars_have_the_values_and_mark_the_best() -> None:
 
 
 def test_a_sweep_draws_means_with_bands_of_their_intervals() -> None:
-    ax = drawn(SWEPT.plot("avg_jct"))
+    ax = drawn(swept().plot("avg_jct"))
     assert legend(ax) == ["fifo", "srtf"]
-    for policy, line, band in zip(SWEPT.policies, ax.get_lines(), ax.collections, strict=True):
-        rows = [row for row in SWEPT.means if row["policy"] == policy]
+    for policy, line, band in zip(swept().policies, ax.get_lines(), ax.collections, strict=True):
+        rows = [row for row in swept().means if row["policy"] == policy]
         assert np.asarray(line.get_ydata()).tolist() == [row["avg_jct"] for row in rows]
         edges = np.asarray(band.get_paths()[0].vertices)[:, 1]
         assert edges.max() == max(row["avg_jct_high"] for row in rows)
@@ -106,11 +119,11 @@ def test_one_load_stands_side_by_side_and_shares_are_percentages() -> None:
 
 def test_figures_go_into_axes_that_are_given() -> None:
     _, axes = pyplot.subplots(2)
-    assert COMPARED.plot_jct(ax=axes[0]) is axes[0]
-    assert SWEPT.plot(ax=axes[1]) is axes[1]
+    assert compared().plot_jct(ax=axes[0]) is axes[0]
+    assert swept().plot(ax=axes[1]) is axes[1]
     wrong: Any = axes[0].figure
     with pytest.raises(TypeError, match="ax: expected Axes of matplotlib, got Figure"):
-        COMPARED.plot(ax=wrong)
+        compared().plot(ax=wrong)
 
 
 def test_runs_of_which_nothing_is_known_are_drawn_empty() -> None:
@@ -126,4 +139,4 @@ def test_runs_of_which_nothing_is_known_are_drawn_empty() -> None:
 def test_without_matplotlib_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingPackageError, match=r"^plot_jct\(\) needs matplotlib; install it with: pip"):
-        COMPARED.plot_jct()
+        compared().plot_jct()
