@@ -339,7 +339,7 @@ def gpu_types(incomplete: str) -> Words:
 
 COMPLETERS: dict[str, Completer] = {
     "job": jobs, "jobs": jobs, "cancel jobs": live_jobs, "hold jobs": live_jobs, "release jobs": live_jobs,
-    "app": apps, "tenant": tenants, "drain names": nodes, "return names": nodes, "types": gpu_types,
+    "after": jobs, "app": apps, "tenant": tenants, "drain names": nodes, "return names": nodes, "types": gpu_types,
     "states": states, "cancel states": live_states, "hold states": live_states, "release states": live_states,
     "policies name": policy_names, "policy": policy, "spec": policy, "policies": several_policies,
     "bench fidelity policies": policy, "preset": presets, "placement": placements, "trace_format": trace_formats,
