@@ -192,6 +192,25 @@ def test_a_thousand_jobs_that_wait_for_a_thousand_share_what_they_wait_for(tmp_p
     assert (conditions._terms, conditions._awaited, conditions._jobs) == ({}, {}, {})
 
 
+def test_a_job_that_was_cancelled_is_waited_for_until_its_processes_are_gone(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="fifo", cluster="v100:4", backend=LingeringBackend)
+    [first] = service.submit(a_request())
+    [then, never] = service.submit(a_request(after=(first,)), a_request(after=(f"{first}:succeeded",)))
+    change(service, first, Verb.CANCEL)
+    for _ in range(2):
+        assert running(service) == [first]
+        assert reason(service, then) == ("dependency", "waits for job 1 (CANCELLED) to end")
+        assert state(service, never) is JobState.CANCELLED  # which is certain already
+        [late] = service.submit(a_request(after=(first,)))
+        assert reason(service, late)[0] == "dependency"
+        change(service, late, Verb.CANCEL)
+        service.restart()
+        service.settle()
+        check_standing(service)
+    end(service, first, RunEnding.YIELDED)
+    assert running(service) == [then]
+
+
 # A time to begin.
 
 

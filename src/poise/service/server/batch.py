@@ -297,6 +297,8 @@ class BatchBuilder:
         conditions, by = self._state.conditions, views.Actor.SERVICE.value
         for job, state in self._ending.items():
             conditions.note_end(job, state)
+            if not self._state.records[job].open_runs():
+                conditions.note_gone(job)
         if conditions.next_time() > self._now:
             return
         found = conditions.look(self._now, self._is_held, self._keeps_turn)
@@ -320,7 +322,7 @@ class BatchBuilder:
             return record is not None
         return record.finished is None and job not in self._ending and not self._is_held(job)
 
-    def _ends_of(self, jobs: tuple[str, ...]) -> dict[str, views.JobState]:
+    def _ends_of(self, jobs: tuple[str, ...]) -> dict[str, tuple[views.JobState, bool]]:
         return ends_of(self._state, self._deps.store, jobs)
 
     # News. Its epoch says which run it is about; news of a run that is unknown, or known to have ended, is dropped.
@@ -367,6 +369,8 @@ class BatchBuilder:
         record.end_run(run, news, self._now)
         self._state.note_stopping(record)
         self._state.conditions.touch(news.job)
+        if record.ended is not None:
+            self._state.conditions.note_gone(news.job)
         self.batch.touched.add(news.job)
         if record.finished is not None or news.job in self._finished:
             return
@@ -511,12 +515,17 @@ class BatchBuilder:
         return job.duration * min(1.0, steps / record.total) if record.total else believed
 
 
-def ends_of(state: ServiceState, store: Store, jobs: tuple[str, ...]) -> dict[str, views.JobState]:
-    """Of some jobs, those that have ended, with their final states. One of which nothing is known any more has failed."""
+def ends_of(state: ServiceState, store: Store, jobs: tuple[str, ...]) -> dict[str, tuple[views.JobState, bool]]:
+    """Of some jobs, those that have ended, with their final states, and whether all their processes are gone.
+
+    One of which nothing is known any more has failed.
+    """
     known = {job: state.records.get(job) for job in jobs}
-    found = {job: record.state for job, record in known.items() if record is not None and record.finished is not None}
     gone = [job for job, record in known.items() if record is None]
-    return found | dict.fromkeys(gone, views.JobState.FAILED) | store.final_states(gone)
+    states = dict.fromkeys(gone, views.JobState.FAILED) | store.final_states(gone)
+    found = {job: (each, True) for job, each in states.items()}
+    live = (record for record in known.values() if record is not None and record.finished is not None)
+    return found | {record.job.id: (record.state, record.ended is not None) for record in live}
 
 
 def _changed(state: ServiceState, record: JobRecord, verb: Verb, text: str | None, now: float) -> views.CommandResult:

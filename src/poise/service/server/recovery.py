@@ -183,6 +183,7 @@ def set_aside(state: ServiceState, now: float) -> Outcome:
         batch.reweighed[row.id] = damaged.row.job
         batch.aside.append(damaged.row)
         state.conditions.note_end(row.id, damaged.record.state)
+        state.conditions.note_gone(row.id)
         causes[row.id] = damaged.record.cause
     batch.notes[WHOLE] = {"by": Actor.SERVICE.value, ASIDE: causes}
     state.damaged = []

@@ -375,6 +375,8 @@ class ServiceState:
         self.stranded.pop(record.job.id, None)
         record.end(state, outcome.batch.now, cause)
         self.conditions.note_end(record.job.id, state)
+        if not record.open_runs():
+            self.conditions.note_gone(record.job.id)
         last = record.runs[-1] if record.runs else None
         flag = _FLAGS.get(last.cause or "") if last is not None and state is JobState.FAILED else None
         record.flags = () if flag is None else (flag,)

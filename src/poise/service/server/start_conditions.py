@@ -44,7 +44,7 @@ class StartCode(StrEnum):
 class Prerequisite:
     """Jobs that others wait for, and how they have to end; `name`: the term that stands for it.
 
-    left      those that have not ended, in order
+    left      those that have not ended, or whose processes are not all gone, in order
     other     one of them that did not succeed, and how it ended; None: all that have ended have succeeded
     waiters   jobs that wait for them
     """
@@ -69,8 +69,7 @@ class Prerequisite:
         return self.end is AfterEnd.FAILED and not self.left and self.other is None
 
     def note_end(self, job: str, state: JobState) -> None:
-        """One of them has ended."""
-        self.left.pop(job, None)
+        """One of them has ended. It counts as left until its processes are gone."""
         if state is not JobState.SUCCEEDED and self.other is None:
             self.other = job, state
 
@@ -238,10 +237,13 @@ class StartConditions:
             self._changed[job] = None
 
     def note_end(self, job: str, state: JobState) -> None:
-        """A job has ended. Its turn is taken back only once its processes are gone. May be said twice."""
-        for each in self._awaited.pop(job, ()):
+        """A job has ended: it has no conditions any more. May be said twice.
+
+        Its turn is its own until its processes are gone. Those that wait for it are told by `note_gone`, but for those that can never start now.
+        """
+        for each in self._awaited.get(job, ()):
             each.note_end(job, state)
-            if each.is_met or each.is_hopeless:
+            if each.is_hopeless:
                 self._changed |= each.waiters
         found = self._jobs.pop(job, None)
         if found is None:
@@ -251,6 +253,13 @@ class StartConditions:
         if found.array is not None:
             found.array.jobs.pop(job, None)
             self._stirred[id(found.array)] = found.array
+
+    def note_gone(self, job: str) -> None:
+        """A job has ended, and so have all its processes. May be said twice."""
+        for each in self._awaited.pop(job, ()):
+            each.left.pop(job, None)
+            if each.is_met or each.is_hopeless:
+                self._changed |= each.waiters
 
     # The look.
 
@@ -282,6 +291,7 @@ class StartConditions:
         if hopeless is not None:
             found.lost[job] = hopeless.cause()
             self.note_end(job, JobState.CANCELLED)
+            self.note_gone(job)
         elif is_held(job):  # the core holds it for its owner from now on
             self._set_code(job, None)
             each.is_barred = False
@@ -358,8 +368,10 @@ class StartConditions:
             term = term_of(text)
             jobs = ids_of(term)
             found = Prerequisite(text, jobs, term.end, dict.fromkeys(jobs))
-            for job, state in ends_of(jobs).items():
+            for job, (state, is_gone) in ends_of(jobs).items():
                 found.note_end(job, state)
+                if is_gone:
+                    del found.left[job]
             for job in found.left:
                 self._awaited.setdefault(job, []).append(found)
             self._terms[text] = found
@@ -410,5 +422,5 @@ class StartConditions:
         return found
 
 
-EndsOf = Callable[[tuple[str, ...]], Mapping[str, JobState]]
-"""Of some jobs, those that have ended, with their final states."""
+EndsOf = Callable[[tuple[str, ...]], Mapping[str, tuple[JobState, bool]]]
+"""Of some jobs, those that have ended, with their final states, and whether all their processes are gone."""
