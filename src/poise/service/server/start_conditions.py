@@ -239,7 +239,8 @@ class StartConditions:
     def note_end(self, job: str, state: JobState) -> None:
         """A job has ended: it has no conditions any more. May be said twice.
 
-        Its turn is its own until its processes are gone. Those that wait for it are told by `note_gone`, but for those that can never start now.
+        Its turn is its own until its processes are gone. So long, too, those wait that wait for it (`note_gone`), but for
+        those that can never start now.
         """
         for each in self._awaited.get(job, ()):
             each.note_end(job, state)
