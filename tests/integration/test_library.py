@@ -261,6 +261,8 @@ def test_results_say_themselves(tmp_path: Path) -> None:
     assert comparison.best("avg_jct") == best
     assert comparison.best("utilisation") == max(comparison.summaries, key=lambda row: row["utilisation"])["policy"]
     assert swept.best("avg_jct", load=2) in ("fifo", "srtf")
+    assert [row["preemptions"] for row in swept.means.where(lambda row: row["policy"] == "fifo")] == [0, 0]
+    assert swept.best("preemptions", load=2) == "fifo"
     assert (len(swept.runs), len(swept.means), len(swept.against()), swept.loads) == (8, 4, 2, (1.0, 2.0))
     result.html(tmp_path / "run.html")
     said("simulate", TRACE, "--policy", "srtf", "--cluster", ON["cluster"], "--html", tmp_path / "cli.html")

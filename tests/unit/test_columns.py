@@ -74,6 +74,13 @@ def test_a_table_of_no_rows_keeps_its_columns_everywhere() -> None:
     assert "0 rows" in empty._repr_html_()
 
 
+def test_a_column_without_values_is_one_of_texts_so_that_tables_can_be_stacked() -> None:
+    nothing = Table({"app": [None, None]})
+    assert nothing.to_polars().schema == MIXED.select("app").to_polars().schema == {"app": pl.String}
+    assert nothing.to_arrow().schema == MIXED.select("app").to_arrow().schema
+    assert len(pl.concat([nothing.to_polars(), MIXED.select("app").to_polars()])) == 5
+
+
 @pytest.mark.parametrize(
     ("module", "use"),
     {

@@ -119,13 +119,15 @@ class Table:
     def to_polars(self) -> "polars.DataFrame":
         """Return a polars.DataFrame; a number that is not there is null."""
         polars = required("polars", "polars", "to_polars()")
-        return polars.DataFrame(dict(self._columns), nan_to_null=True, strict=False)  # type: ignore[no-any-return]
+        texts = {name: polars.String for name, values in self._columns.items() if _has_no_value(values)}
+        return polars.DataFrame(dict(self._columns), schema_overrides=texts, nan_to_null=True, strict=False)  # type: ignore[no-any-return]
 
     def to_arrow(self) -> "pyarrow.Table":
         """Return a pyarrow.Table; a number that is not there is null."""
         arrow = required("pyarrow", "pyarrow", "to_arrow()")
         arrays = [
-            arrow.array(values, type=_arrow_type(values, arrow), from_pandas=True) for values in self._columns.values()
+            arrow.array(values, type=arrow.string() if _has_no_value(values) else None, from_pandas=True)
+            for values in self._columns.values()
         ]
         return arrow.table(arrays, names=list(self._columns))
 
@@ -202,9 +204,9 @@ class UnknownKeyError(UnknownNameError, KeyError):
     __str__ = Exception.__str__  # a KeyError would quote the message
 
 
-def _arrow_type(column: Column, arrow: Any) -> object:  # noqa: ANN401 - a module
-    """Text for a list that holds no value, so that it has a type, too; of any other column Arrow finds it by itself."""
-    return arrow.string() if isinstance(column, list) and all(value is None for value in column) else None
+def _has_no_value(column: Column) -> bool:
+    """Say whether a list holds no value: it is one of texts, and no library could tell."""
+    return isinstance(column, list) and all(value is None for value in column)
 
 
 def _plain(column: Column) -> list[Any]:

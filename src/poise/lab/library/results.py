@@ -234,7 +234,8 @@ class SweepResult:
             load = self.loads[0]
         if load not in self.loads:
             raise OptionError("load", f"expected one of {', '.join(f'{each:g}' for each in self.loads)}, got {load!r}")
-        known = {each.policy: value for each in self.averages if each.load == load and (value := each.means[key].value)}
+        here = [each for each in self.averages if each.load == load]
+        known = {each.policy: value for each in here if (value := each.means[key].value) is not None}
         if not known:
             raise RequestError(f"no run at load {load:g} has {key}")
         return (max if key in _HIGHEST else min)(known, key=lambda policy: known[policy])
