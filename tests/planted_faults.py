@@ -1,5 +1,6 @@
 """Policies with one fault each, for the tests of the check that has to find it."""
 
+import math
 import random
 import time
 from typing import Any
@@ -38,6 +39,7 @@ CLOCK = _order(lambda _job, _previous, _memory: Rank(time.time()))  # noqa: TID2
 PRINTS = _order(lambda job, _previous, _memory: print(end="") or Rank(job.submitted))  # noqa: T201 - the fault
 IDS = _order(lambda job, _previous, _memory: Rank(float(job.id[1:])))
 RAISES = _order(lambda job, _previous, _memory: Rank(1 / (job.gang - 5)))
+NAN = _order(lambda job, _previous, _memory: Rank(math.nan if job.gang > 1 else job.submitted))
 NO_RANK = _order(lambda _job, _previous, _memory: 3)
 HASHES = _order(lambda job, _previous, _memory: Rank(hash(job.tenant)))
 

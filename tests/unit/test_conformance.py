@@ -41,6 +41,7 @@ def worlds(seeds: int) -> list[World]:
         ("PRINTS", "pure", "calls print"),
         ("IDS", "names", "at "),
         ("RAISES", "raises nothing", "ZeroDivisionError: division by zero"),
+        ("NAN", "raises nothing", "is not a number"),
         ("NO_RANK", "raises nothing", "the core cannot use its answer"),
         ("PREEMPTS", "claims no-preemption", "is preempted"),
         ("OVERTAKES", "claims in-order", "starts before job"),

@@ -71,6 +71,25 @@ def test_jobs_run_under_a_policy_from_outside_and_survive_a_restart(service: Ser
     finish_all(service)
 
 
+def test_the_job_that_is_due_first_runs_first(folder: Path, tmp_path: Path) -> None:
+    """The example of the tutorial, over a restart; a job that cannot make it comes last."""
+    write_module(folder, "edf", (Path(__file__).parents[2] / "examples" / "policies" / "edf.py").read_text())
+    outside.find("edf:POLICY")
+    service = Service(tmp_path, policy="edf:POLICY")
+    [first] = service.submit(a_request(gpus=2, deadline=1_200.0))
+    none, late, soon, lost = service.submit(
+        a_request(gpus=2), a_request(gpus=2, deadline=9_000.0), a_request(gpus=2, deadline=5_000.0),
+        a_request(gpus=2, deadline=1_300.0, duration=1_000.0),
+    )  # fmt: skip
+    for _ in range(2):
+        assert service.engine.show(first).job.state == "RUNNING"
+        assert service.loop.state.scheduler.in_line(4) == [soon, late, none, lost]
+        service.restart()
+    finish_all(service)
+    started = {job: service.engine.show(job).job.started or 0.0 for job in (first, soon, late, none, lost)}
+    assert sorted(started, key=lambda job: started[job]) == [first, soon, late, none, lost]
+
+
 def test_a_client_chooses_among_what_the_operator_allowed(service: Service) -> None:
     assert service.call(lambda engine: engine.set_policy(ALICE, "fifo")).policy == "fifo"
     wanted = "heavy:by_weight:factor=2+stable"

@@ -143,6 +143,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "no policy at all in it": ("empty:POLICY", "has no 'POLICY', nor anything else that is a policy"),
     "an attribute of a class that is not there": ("heavy:by_weight.more", "has no 'by_weight.more'"),
     "a number": ("kinds:NUMBER", "expected a Listing, an Order, a Planner, an Allocator"),
+    "a planner without a beginning": ("kinds:Memoryless", "; it has no start()"),
     "a module": ("kinds:math", "expected a Listing"),
     "None": ("kinds:NOTHING", "got None"),
     "a class without a plan": ("kinds:Plain", "it is a callable that returned Plain"),
@@ -209,6 +210,9 @@ def wrong(folder: Path) -> Path:
             return 1
         def odd(what: dict):
             return 1
+        class Memoryless:
+            def plan(self, snapshot, memory):
+                return None, memory
         """,
     )
     return folder

@@ -77,7 +77,11 @@ def _checked(make: Callable[..., Any], name: str, required: frozenset[str] = fro
 
 
 def _described(value: object) -> str:
-    return f"{type(value).__name__} {value!r:.60}".replace("\n", " ") if value is not None else "None"
+    if value is None:
+        return "None"
+    is_begun = hasattr(value, "start") or not any(hasattr(value, name) for name in ("plan", "allocate"))
+    lacks = "" if is_begun else "; it has no start()"
+    return f"{type(value).__name__} {value!r:.60}".replace("\n", " ") + lacks
 
 
 def _summary(target: object) -> str:

@@ -15,6 +15,7 @@ from poise.scheduler.core.decision import DecisionDraft, Defragmenting, RankedCl
 from poise.scheduler.core.mixed_types import MixedTypeDecision
 from poise.scheduler.core.rank_index import Key, RankIndex, Tie, TiesByPreviousDecision, TiesBySubmission
 from poise.scheduler.core.state import SchedulerState
+from poise.scheduler.model.errors import InvariantError
 from poise.scheduler.model.job import Status
 from poise.scheduler.model.job_table import JobView
 from poise.scheduler.model.plan import Order, PreemptionRule, Rank, TieBreak, Unfitting
@@ -269,6 +270,8 @@ class RankDriver:
         view = self._view
         view.row, view.now = row, now
         rank = self._order.rank(view, previous, self._memory)
+        if rank.value != rank.value:  # NaN is neither before nor behind anything
+            raise InvariantError(f"the rank of job {view.id!r} is not a number")
         if rank.until <= now:
             self._unsettled.append(row)
         elif rank.until < inf:
