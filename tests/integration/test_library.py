@@ -278,6 +278,16 @@ def test_rejected_and_unfinished_jobs_are_noted() -> None:
     assert poise.compare(trace, policies=["fifo"], cluster="gpu:4").notes
 
 
+def test_a_run_that_replaces_an_earlier_one_says_so(tmp_path: Path) -> None:
+    out, journal = tmp_path / "out", tmp_path / "journal"
+    for notes in ((), (f"out {out}: replaces what an earlier run wrote",)):
+        assert poise.simulate(TRACE, out=out, **ON).notes == notes
+    for notes in ((), (f"journal {journal}: replaces what an earlier run wrote",)):
+        assert poise.simulate(TRACE, journal=journal, **ON).notes == notes
+    compared = [poise.compare(TRACE, policies=["fifo"], out=tmp_path / "all", **ON).notes for _ in range(2)]
+    assert compared == [(), (f"out {tmp_path / 'all'}: replaces what an earlier run wrote",)]
+
+
 def test_progress_is_told_and_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     told: list[tuple[int, int]] = []
     poise.compare(TRACE, policies=["fifo", "srtf"], progress=lambda done, total: told.append((done, total)), processes=1)

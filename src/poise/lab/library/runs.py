@@ -76,8 +76,7 @@ def simulate(
     folder, file = _path(out, "out"), _path(journal, "journal")
     if folder is not None and file is not None:
         raise OptionError(("out", "journal"), "both name a place for the journal; give one of the two")
-    check_folder("out", folder, force=False)
-    check_file("journal", file, OutputKind.JOURNAL, force=False)
+    replaced = check_folder("out", folder, force=False) + check_file("journal", file, OutputKind.JOURNAL, force=False)
     request = read_experiment(_loaded(trace, chosen), chosen, name)
     make_folder("out", folder)
     with _reporting(progress, name, len(request.trace)) as report:
@@ -87,7 +86,7 @@ def simulate(
     if folder is not None:
         write_run(folder, done.summary, per_job_table(done.history, done.measured))
     result = SimulationResult.of(done, request.trace)
-    return replace(result, notes=(*request.notes, *result.notes))
+    return replace(result, notes=(*replaced, *request.notes, *result.notes))
 
 
 @with_keywords
@@ -112,7 +111,7 @@ def compare(
     chosen = options_of(compare, options)
     names = grid_of(_names(_listed(policies)), (1.0,), (0,)).policies
     folder, most = _path(out, "out"), _processes(processes)
-    check_folder("out", folder, force=False)
+    replaced = check_folder("out", folder, force=False)
     request = read_experiment(_loaded(trace, chosen), chosen, names[0])
     experiments = [replace(request.experiment, policy=name) for name in names]
     for experiment in experiments:
@@ -131,7 +130,7 @@ def compare(
     results = [found[place] for place in range(len(names))]
     if folder is not None:
         write_comparison(folder, [each.summary for each in results])
-    return ComparisonResult(dict(zip(names, results, strict=True)), notes_of(results, request.notes))
+    return ComparisonResult(dict(zip(names, results, strict=True)), notes_of(results, (*replaced, *request.notes)))
 
 
 @with_keywords
