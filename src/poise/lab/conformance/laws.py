@@ -316,7 +316,7 @@ def fails_after_handover(subject: CheckedPolicy, played: Play) -> str | None:
 
 
 def looks_at_more(subject: CheckedPolicy, played: Play) -> str | None:
-    """Say what the policy looks at without saying so in its listing: deadlines, or tenants."""
+    """Say what the policy looks at without saying so in its listing: deadlines, or priorities."""
     for name, capability, plain in (("deadline", Capability.DEADLINES, None), ("priority", Capability.PRIORITIES, 0)):
         if capability in subject.can or all(getattr(job, name) == plain for job in played.jobs):
             continue

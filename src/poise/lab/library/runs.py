@@ -17,7 +17,6 @@ from poise.engine.outside import spec_of
 from poise.lab.analysis.run_tables import per_job_table
 from poise.lab.analysis.statistics import Grid, averaged
 from poise.lab.comparison import PolicyRuns, split_policies
-from poise.lab.experiment import FinishedSimulation
 from poise.lab.experiment import simulate as run_simulation
 from poise.lab.library.keywords import ExperimentKeywords, options_of, with_keywords
 from poise.lab.library.results import ComparisonResult, SimulationResult, SweepResult, notes_of
@@ -118,7 +117,7 @@ def compare(
         experiment.effective_policy()
     make_folder("out", folder)
     folders = {} if folder is None else run_folders(folder, names)
-    runs = PolicyRuns(request.trace, partial(_result, trace=request.trace), folders)
+    runs = PolicyRuns(request.trace, partial(SimulationResult.of, trace=request.trace), folders)
     with _reporting(progress, "policies", len(names)) as report:
         if workers_for(len(names), most) > 1:
             found = dict(spread(runs.run, experiments, report, processes=most))
@@ -193,10 +192,6 @@ def _kept(file: Path | None, source: SweepSource, request: ExperimentRequest, gr
         return opened(file, digest_of_sweep(source, request, grid), start, afresh="pass fresh=True")
     except OSError as error:
         raise OptionError("state", f"{file}: {error.strerror or error}") from None
-
-
-def _result(done: FinishedSimulation, trace: Trace) -> SimulationResult:
-    return SimulationResult.of(done, trace)
 
 
 # Arguments
