@@ -39,7 +39,8 @@ class Buffers:
 
     def changed(self) -> list[bool]:
         """Return which of them, running statistics left out, this rank's parts have changed."""
-        return [before != now for before, now in zip(self._marks, self._look(), strict=True)]
+        pairs = zip(self._marks, self._look(), strict=True)
+        return [before is not now or version != its for (before, version), (now, its) in pairs]
 
     def join(self, changed: Sequence[bool], last: int) -> None:
         """Make them the same on all ranks.
@@ -52,9 +53,10 @@ class Buffers:
         if self._before is not None:
             self._join_norms()
 
-    def _look(self) -> list[tuple[int, int]]:
+    def _look(self) -> list[tuple[Any, int]]:
+        # The tensors themselves, not their ids: that of one that was replaced may be given to another.
         found = [getattr(module, name) for module, name in self._places]
-        return [(id(tensor), tensor._version) for tensor in found]
+        return [(tensor, tensor._version) for tensor in found]
 
     def _join_norms(self) -> None:
         before, ends = self._before, gathered(_statistics(self._norms))
