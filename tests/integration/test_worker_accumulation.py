@@ -37,6 +37,31 @@ def test_gradients_that_were_there_are_no_part_of_the_sum() -> None:
     assert all(torch.equal(weights.grad, each) for weights, each in zip(model.parameters(), want, strict=True))
 
 
+def test_weights_that_are_frozen_meanwhile_stay_as_they_are() -> None:
+    """As with `optimizer.zero_grad()`, which takes from frozen weights the gradient that they had before."""
+    model, lease = _model(nn.Linear(2, 1)), attach()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _step(lease, model, parts=2)
+    model[0].requires_grad_(False)
+    want = model[0].weight.clone()
+    _step(lease, model, parts=2)
+    optimizer.step()
+    assert torch.equal(model[0].weight, want)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_buffer_that_parts_replace_has_changed_however_often(parts: int) -> None:
+    """A tensor may be given the id of one that was there before."""
+    from poise.worker.buffers import Buffers
+
+    model = nn.Module()
+    model.register_buffer("average", torch.zeros(1))
+    buffers = Buffers([model])
+    for _ in range(parts):
+        model.average = 0.9 * model.average + 0.1
+    assert buffers.changed() == [True]
+
+
 def test_loss_of_the_whole_batch_is_the_mean_over_its_samples_and_is_reported() -> None:
     model, lease = _model(), attach()
     parts = lease.micro_batches(torch.arange(5.0), model, parts=2)

@@ -113,8 +113,7 @@ class Accumulation:
         models, count = self._models, self._shares.by_rank[-1].stop
         if self._several and not models.are_alike:
             models.make_alike(self._batch, count)
-        for weights in models.weights:
-            weights.grad = None
+        models.remove_gradients()
         if self._scaler is not None:
             self._scaler.scale(self._total.new_zeros(()))  # its factor is made at the first use, and ranks may have no part
         buffers = Buffers(models.modules) if self._several else None
@@ -203,10 +202,11 @@ class _Models:
         devices = sorted({str(weights.device) for weights in tensors})
         if len(devices) > 1:
             raise WorkerError(f"model: expected its weights on one device, got {', '.join(devices)}")
+        self._every = list(tensors)
         self.weights = [weights for weights in tensors if weights.requires_grad]
         if not self.weights:
             raise WorkerError("model: none of its weights requires a gradient")
-        self._tensors = [*tensors, *(buffer for part in self.modules for buffer in part.buffers(recurse=False))]
+        self._tensors = [*self._every, *(buffer for part in self.modules for buffer in part.buffers(recurse=False))]
         self.device = self.weights[0].device
 
     @property
@@ -233,6 +233,11 @@ class _Models:
             say("micro_batches: ranks were given other samples in the first step; give all ranks the whole batch")
         copy_from_rank(self._tensors, 0)
         _alike.update(self._models)
+
+    def remove_gradients(self) -> None:
+        """Remove them from all weights: one that was frozen meanwhile would be moved by its last gradient ever on."""
+        for weights in self._every:
+            weights.grad = None
 
     def multiply_gradients(self, factor: float) -> None:
         """Multiply all gradients by a number."""
