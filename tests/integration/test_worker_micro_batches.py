@@ -277,6 +277,13 @@ for step in lease.steps(2):
         break
 """
 
+OBJECTS = """
+# They are printed with their addresses, which differ.
+other = nn.Linear(4, 2)
+for part in lease.micro_batches([object() for _ in range(rank * 1000 + 4)][-4:], other):
+    part.backward(other(inputs[:1]).mean())
+"""
+
 
 @pytest.mark.parametrize(
     ("batch", "said"),
@@ -299,7 +306,7 @@ def test_ranks_with_other_batches_all_refuse(tmp_path: Path, batch: str, said: s
 def test_ranks_with_other_samples_are_told_so_once(tmp_path: Path) -> None:
     """As of a loader that gives each rank its own share already. It may be meant: random changes of the same samples."""
     script = tmp_path / "train.py"
-    script.write_text(PLAIN + OTHERS.replace("BATCH", "inputs[rows] + rank"))
+    script.write_text(PLAIN + OBJECTS + OTHERS.replace("BATCH", "inputs[rows] + rank"))
     found = all_ended(start_ranks(Job(tmp_path), script, 2))
     said = "poise: micro_batches: ranks were given other samples in the first step; give all ranks the whole batch"
     assert [code for code, _ in found] == [0, 0], found

@@ -222,8 +222,8 @@ class _Models:
             "the number of parts is another": parts,
             "the batches have other samples; give all ranks the whole batch": _content(batch),
         }
-        # Samples themselves are as printed, which has the first and the last of large tensors.
-        printed = [*map(repr, facts.values()), re.sub(r"cuda:\d+", "cuda", repr(batch.given))]
+        # Samples themselves are as printed, which has the first and the last of large tensors; addresses tell nothing.
+        printed = [*map(repr, facts.values()), re.sub(r"cuda:\d+|0x[0-9a-f]+", "", repr(batch.given))]
         mine = torch.tensor([generators.number(each) for each in printed], device=self.device)
         *differs, is_varied = (torch.stack(gathered(mine)) != mine).any(dim=0).tolist()
         for text, is_other in zip(facts, differs, strict=True):
