@@ -209,6 +209,8 @@ def test_ranks_end_with_the_weights_of_one_process(tmp_path: Path, noisy: Traini
     assert all(each["weights"] == got[0]["weights"] for each in got)  # to the bit
     assert all(each["losses"] == got[0]["losses"] for each in got)
     assert _apart(got[0], noisy.want) < ALIKE
+    of_last = [share for share in shares if share][-1]
+    assert got[0]["weights"]["seen"] == [12 * of_last]  # other buffers become those of the rank with the last part
 
 
 @pytest.mark.parametrize(("speeds", "shares"), UNEVEN)
