@@ -112,6 +112,14 @@ def test_reference_has_every_endpoint_with_its_role() -> None:
     assert found == {(row.method, row.path, row.own.split()[0]) for row in TABLE}
 
 
+def test_reference_names_documents_as_the_description_does(api: Api) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [A-Z]+ \| `/[^`]*` \| .*$", page, re.MULTILINE)
+    named = set(re.findall(r"`([A-Z][a-z]\w+)`", "\n".join(rows)))
+    assert named
+    assert named <= api.call("reader", "GET", "/openapi.json").json["components"]["schemas"].keys()
+
+
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.method} {row.path}")
 def test_role_gets_through_only_where_the_table_says_so(row: Row, api: Api) -> None:
     for role in Role:
