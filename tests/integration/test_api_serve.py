@@ -365,7 +365,7 @@ def test_tokens_are_made_listed_and_revoked(shared: Server, monkeypatch: pytest.
     monkeypatch.setenv("POISE_URL", shared.url)
     monkeypatch.setenv("POISE_TOKEN", shared.token)
     made = poise("tokens", "--make", "ann", "--tenant", "vision", "--days", "1")
-    assert "ann is a user of tenant vision, until " in made.err
+    assert "ann has the role user, of tenant vision, until " in made.err
     assert json.loads(shared.call("GET", "/v1/me", authorization=f"Bearer {made.out.strip()}")[2])["role"] == "user"
     assert [each["name"] for each in poise("tokens", "--json").json["accounts"]] == ["admin", "ann"]
     assert "vision" in poise("tokens").out

@@ -67,7 +67,7 @@ def _show_token(made: MadeToken) -> None:
     """Print the token alone on standard output, so that it can go straight into a file."""
     account = made.account
     until = "" if account.expires is None else f", until {clock_time(account.expires)}"
-    whose = f"{account.name} is a {account.role} of tenant {account.tenant}"
+    whose = f"{account.name} has the role {account.role}, of tenant {account.tenant}"
     click.echo(f"poise: {whose}{until}; the token is shown this once", err=True)
     click.echo(made.token)
 

@@ -127,9 +127,8 @@ def checked(role: Role, query: type[BaseModel] | None = None) -> Callable[[Reque
     async def check(request: Request) -> None:
         account = caller_of(request)
         if not is_at_least(account, role):
-            raise RequestRefusedError(
-                RefusalCode.FORBIDDEN, f"needs the role {role.value}; token {account.name!r} is a {account.role.value}'s"
-            )
+            text = f"needs the role {role.value}; token {account.name!r} has the role {account.role.value}"
+            raise RequestRefusedError(RefusalCode.FORBIDDEN, text)
         if not request.scope["query_string"]:
             return
         for name, times in Counter(name for name, _ in request.query_params.multi_items()).items():
