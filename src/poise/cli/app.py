@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 from poise import __version__
 from poise.cli import INTERRUPTED, UNREAD
-from poise.scheduler.model.errors import InvariantError, OptionError, PoiseError, RequestError, UnknownNameError
+from poise.scheduler.model.errors import InvariantError, OptionError, PoiseError, RequestError, UnknownNameError, plain
 
 COMPLETION = "_POISE_COMPLETE"
 """Is set by a shell that wants words for the Tab key: the shell's name, and what it wants."""
@@ -214,7 +214,6 @@ def _os_problem(error: OSError) -> str:
 
 def _fail(message: object, code: int) -> int:
     """Complain in one line, where there is somebody to read it and room for it; the exit code."""
-    from poise.service.wire.request import plain  # most commands complain of nothing
 
     try:
         click.echo(f"poise: {plain(str(message))}", err=True)

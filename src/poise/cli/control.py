@@ -9,10 +9,9 @@ import click
 
 from poise.cli.live import PAGE, answer, connected, document, suggesting
 from poise.cli.options import examples, json_option, print_json, with_options
-from poise.scheduler.model.errors import PoiseError, RequestError, UnknownNameError
+from poise.scheduler.model.errors import PoiseError, RequestError, UnknownNameError, plain
 from poise.scheduler.model.units import counted
 from poise.service.client import Client
-from poise.service.wire.request import plain
 from poise.service.wire.views import CommandResult, Flag, JobRow, JobState, Role
 
 Command = Callable[[Client, str], CommandResult]

@@ -11,12 +11,12 @@ import click
 
 from poise.cli.live import clock_time
 from poise.cli.output import show_notes
-from poise.scheduler.model.errors import RequestError
+from poise.scheduler.model.errors import RequestError, plain
 from poise.scheduler.model.units import counted
 from poise.service.backends.local.venvs import path_inside
 from poise.service.client.config import find_server
 from poise.service.client.exporting import Exported, exported
-from poise.service.wire.request import EXPORT_NONE, JobRequest, Replicas, notes_on, plain
+from poise.service.wire.request import EXPORT_NONE, JobRequest, Replicas, notes_on
 
 MANY = 20
 """Jobs above which the first and the last are listed."""

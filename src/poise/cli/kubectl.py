@@ -28,14 +28,14 @@ from poise.cli.app import VERBS, Verbs, poise
 from poise.cli.app import main as poise_main
 from poise.cli.live import connected
 from poise.cli.output import show_notes
-from poise.scheduler.model.errors import PoiseError, RequestError
+from poise.scheduler.model.errors import PoiseError, RequestError, plain
 from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.gangs import GROUP_NAMES
 from poise.service.client import Client, ServerRefusedError
 from poise.service.client.config import NOTHING, find_server
 from poise.service.client.connection import NOT_FOUND
 from poise.service.wire.draft import clean_name
-from poise.service.wire.request import DNS_NAME, plain
+from poise.service.wire.request import DNS_NAME
 from poise.service.wire.views import JobRow, JobState
 
 JOB_VERBS = frozenset({"why", "show", "logs", "events", "cancel", "hold", "release", "wait"})

@@ -10,10 +10,10 @@ import click
 
 from poise.cli import INTERRUPTED
 from poise.cli.options import print_json
-from poise.scheduler.model.errors import RequestError
+from poise.scheduler.model.errors import RequestError, plain
 from poise.service.client import Client, ServerRefusedError
 from poise.service.client.connection import NOT_FOUND
-from poise.service.wire.request import Wire, plain
+from poise.service.wire.request import Wire
 from poise.service.wire.views import JobRow
 
 PATIENCE = 30.0

@@ -18,8 +18,7 @@ from poise.cli.live import (
     until_interrupted,
 )
 from poise.cli.options import examples, json_option, print_json
-from poise.scheduler.model.errors import RequestError
-from poise.service.wire.request import plain
+from poise.scheduler.model.errors import RequestError, plain
 from poise.service.wire.views import EventRow
 
 EPILOG = """\b

@@ -10,10 +10,9 @@ from poise.cli.options import examples, json_option, print_json
 from poise.cli.output import show_table
 from poise.cli.queue import NONE
 from poise.lab.report.page import HtmlTable
-from poise.scheduler.model.errors import PoiseError, RequestError
+from poise.scheduler.model.errors import PoiseError, RequestError, plain
 from poise.scheduler.model.units import counted
 from poise.service.client import Client
-from poise.service.wire.request import plain
 from poise.service.wire.views import NodeList, NodeRow, NodeRun
 
 EVERY = 1.0

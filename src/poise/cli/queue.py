@@ -28,10 +28,10 @@ from poise.cli.options import examples, json_flag, json_option, print_json, with
 from poise.cli.output import show_table
 from poise.lab.report.axes import amount
 from poise.lab.report.page import HtmlTable
-from poise.scheduler.model.errors import RequestError, UnknownNameError
+from poise.scheduler.model.errors import RequestError, UnknownNameError, plain
 from poise.scheduler.model.units import counted
 from poise.service.client import Client
-from poise.service.wire.request import LONE_PROCESS, NO_PRIORITIES, is_lone_process, plain
+from poise.service.wire.request import LONE_PROCESS, NO_PRIORITIES, is_lone_process
 from poise.service.wire.views import JobDetail, JobRow, JobState, QueuePage, RunView, WhyView
 
 EVERY = 2.0

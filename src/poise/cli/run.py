@@ -19,12 +19,11 @@ from poise.cli.logs import Screen
 from poise.cli.options import json_flag, print_json
 from poise.cli.output import show_notes
 from poise.cli.submit import COMMAND, SubmitCommand, draft_of, job_options, shipped_folder, standing_of
-from poise.scheduler.model.errors import PoiseError
+from poise.scheduler.model.errors import PoiseError, plain
 from poise.service.client import Client, ServerRefusedError
 from poise.service.client.client import new_key
 from poise.service.client.shipping import packed_folder
 from poise.service.client.submission import completed_request, with_files
-from poise.service.wire.request import plain
 from poise.service.wire.views import JobDetail, JobRow, JobState
 
 EPILOG = """\b

@@ -22,7 +22,7 @@ from poise.cli.live import connected, connected_for_long, find_job, state_of
 from poise.cli.logs import Screen
 from poise.cli.options import choice_of, examples, json_option, print_json, with_options
 from poise.cli.output import show_notes
-from poise.scheduler.model.errors import PoiseError, RequestError, Where
+from poise.scheduler.model.errors import PoiseError, RequestError, Where, plain
 from poise.scheduler.model.units import parse_seconds
 from poise.service.client import Client, WaitTimeoutError
 from poise.service.client.client import new_key
@@ -47,7 +47,6 @@ from poise.service.wire.request import (
     Replicas,
     first_problem,
     image_problem,
-    plain,
 )
 from poise.service.wire.sbatch import JOB_NAME, completed, read_sbatch
 from poise.service.wire.views import JobRow, JobState

@@ -13,8 +13,8 @@ from rich.cells import cell_len, set_cell_size
 from poise.cli.live import clock_time, state_of
 from poise.cli.queue import NONE, span
 from poise.lab.report.axes import amount
+from poise.scheduler.model.errors import plain
 from poise.scheduler.model.units import counted
-from poise.service.wire.request import plain
 from poise.service.wire.views import JobRow, JobState, NodeCondition, NodeList, NodeRow, ServiceView, Shares
 
 MOST_TYPES, MOST_TENANTS, NODE_LINES = 4, 5, 2

@@ -16,6 +16,7 @@ asked for by whoever started this process is unknown in it, whoever sends it.
 """
 
 import importlib
+import os
 import re
 import sys
 import traceback
@@ -279,7 +280,7 @@ def _origin(module: str, file: str | None) -> str:
 
 def _hint_of(name: str) -> str:
     """What to write instead if the name is that of a file in the current folder."""
-    return f"(a policy of {name}.py: {name}:ATTRIBUTE)" if Path(f"{name}.py").is_file() else ""
+    return f"(a policy of {name}.py: {name}:ATTRIBUTE)" if os.path.isfile(f"{name}.py") else ""
 
 
 def _maker(policy: object) -> Any:  # noqa: ANN401 - a class, a function

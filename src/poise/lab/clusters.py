@@ -1,7 +1,6 @@
 """Clusters as people write them: `v100:12,k80:8@4`, YAML and TOML files, and nodes listed in Python."""
 
 import os
-import reprlib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,13 +8,12 @@ from typing import Any
 
 import yaml
 
+from poise.lab.arguments import as_number, items_of, shown
 from poise.scheduler.model.cluster import MOST_GPUS, Cluster, Node, parse_cluster, populated
 from poise.scheduler.model.errors import ClusterError
 
 _LARGEST_FILE = 16 << 20
 _LARGEST_FIGURE = 1_000_000
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel = 2
 _NODE_KEYS = {"name", "type", "gpus", "rack", "count"}
 _TYPE_KEYS = {"speed", "price"}
 
@@ -39,15 +37,16 @@ def cluster(given: ClusterLike) -> Cluster:
         return read_cluster(given)
     if isinstance(given, Mapping):
         return _described(given, "cluster")
-    if isinstance(given, Iterable) and not isinstance(given, bytes):
-        entries = list(given)
+    items = items_of(given)
+    if items is not None:
+        entries = list(items)
         nodes = tuple(each for each in entries if isinstance(each, Node))
         if nodes and len(nodes) == len(entries):
             _check_nodes(nodes)
             return populated(Cluster(nodes))
         return _described({"nodes": [_as_entry(each) for each in entries]}, "cluster")
     wanted = "expected text such as v100:8,k80:16, a path, nodes, or a Cluster"
-    raise ClusterError(f"cluster: {wanted}, got {_SHORT.repr(given)}")
+    raise ClusterError(f"cluster: {wanted}, got {shown(given)}")
 
 
 def _as_entry(node: object) -> object:
@@ -60,17 +59,30 @@ def _as_entry(node: object) -> object:
 def _checked(given: Cluster) -> Cluster:
     """The cluster, if the values of its nodes are those of nodes."""
     _check_nodes(populated(given).nodes)
+    for key, figures in (("speed", given.speeds), ("price", given.prices)):
+        if not isinstance(figures, Mapping):
+            raise ClusterError(f"cluster: {key}s: expected a number for each GPU type, got {shown(figures)}")
+        for name, value in figures.items():
+            _figure(value, f"cluster: type {name!r}: {key}")
     return given
+
+
+def _figure(value: object, where: str) -> float:
+    """A speed or a price of a GPU type."""
+    number = as_number(value)
+    if not 0 < number <= _LARGEST_FIGURE:
+        raise ClusterError(f"{where}: expected a number above 0 and at most {_LARGEST_FIGURE:,}, got {shown(value)}")
+    return number
 
 
 def _check_nodes(nodes: Iterable[object]) -> None:
     gpus = 0
     for node in nodes:
         if not isinstance(node, Node) or not all(isinstance(name, str) for name in (node.name, node.gpu_type, node.rack)):
-            raise ClusterError(f"cluster: expected nodes with name, GPU type and rack as text, got {_SHORT.repr(node)}")
+            raise ClusterError(f"cluster: expected nodes with name, GPU type and rack as text, got {shown(node)}")
         if not _is_count(node.gpus):
             wanted = f"expected a whole number of GPUs from 1 to {MOST_GPUS:,}"
-            raise ClusterError(f"cluster: node {node.name!r}: {wanted}, got {_SHORT.repr(node.gpus)}")
+            raise ClusterError(f"cluster: node {node.name!r}: {wanted}, got {shown(node.gpus)}")
         gpus += node.gpus
     if gpus > MOST_GPUS:
         raise ClusterError(f"cluster: more than {MOST_GPUS:,} GPUs")
@@ -108,7 +120,7 @@ def _described(document: object, path: str) -> Cluster:
         gpus += more[0].gpus * len(more)
         if gpus > MOST_GPUS:
             raise ClusterError(f"{path}: more than {MOST_GPUS:,} GPUs")
-    figures = _figures(document.get("types") or {}, path)
+    figures = _figures({} if document.get("types") is None else document["types"], path)
     try:
         return populated(Cluster(tuple(nodes), figures["speed"], figures["price"]))
     except ClusterError as error:
@@ -145,7 +157,7 @@ def _document(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
 def _nodes(entry: object, where: str, before: int) -> list[Node]:
     """The nodes of one entry. Those without a name are numbered after the `before` nodes of earlier entries."""
     if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
-        raise ClusterError(f"{where}: expected {{type: NAME, gpus: COUNT}}, got {_SHORT.repr(entry)}")
+        raise ClusterError(f"{where}: expected {{type: NAME, gpus: COUNT}}, got {shown(entry)}")
     unknown = set(entry) - _NODE_KEYS
     if unknown:
         raise ClusterError(f"{where}: unknown key {min(map(str, unknown))!r}; known: {', '.join(sorted(_NODE_KEYS))}")
@@ -153,14 +165,17 @@ def _nodes(entry: object, where: str, before: int) -> list[Node]:
     for key, value in counts.items():
         if not _is_count(value):
             wanted = f"expected a whole number from 1 to {MOST_GPUS:,}"
-            raise ClusterError(f"{where}: {key}: {wanted}, got {_SHORT.repr(value)}")
+            raise ClusterError(f"{where}: {key}: {wanted}, got {shown(value)}")
     count, gpus = counts["count"], counts["gpus"]
     if count * gpus > MOST_GPUS:
         raise ClusterError(f"{where}: more than {MOST_GPUS:,} GPUs")
-    kind, name, rack = entry["type"].lower(), entry.get("name"), str(entry.get("rack", "rack-0"))
+    kind, name, rack = entry["type"].lower(), entry.get("name"), entry.get("rack", "rack-0")
+    for key, value in (("name", name), ("rack", rack)):
+        if not isinstance(value, str | int | None):
+            raise ClusterError(f"{where}: {key}: expected text, got {shown(value)}")
     if name is None:
-        return [Node(f"{kind}-{before + index}", kind, gpus, rack) for index in range(count)]
-    return [Node(f"{name}-{index}" if count > 1 else str(name), kind, gpus, rack) for index in range(count)]
+        return [Node(f"{kind}-{before + index}", kind, gpus, str(rack)) for index in range(count)]
+    return [Node(f"{name}-{index}" if count > 1 else str(name), kind, gpus, str(rack)) for index in range(count)]
 
 
 def _figures(types: object, path: str) -> dict[str, dict[str, float]]:
@@ -171,12 +186,8 @@ def _figures(types: object, path: str) -> dict[str, dict[str, float]]:
     for name, figures in types.items():
         if not isinstance(figures, dict) or set(figures) - _TYPE_KEYS:
             known = ", ".join(sorted(_TYPE_KEYS))
-            raise ClusterError(f"{path}: type {name!r}: expected some of {known}, got {_SHORT.repr(figures)}")
+            raise ClusterError(f"{path}: type {name!r}: expected some of {known}, got {shown(figures)}")
         for key, value in figures.items():
-            if value is None:
-                continue
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _LARGEST_FIGURE:
-                wanted = f"expected a number above 0 and at most {_LARGEST_FIGURE:,}"
-                raise ClusterError(f"{path}: type {name!r}: {key}: {wanted}, got {_SHORT.repr(value)}")
-            found[key][str(name).lower()] = float(value)
+            if value is not None:
+                found[key][str(name).lower()] = _figure(value, f"{path}: type {name!r}: {key}")
     return found

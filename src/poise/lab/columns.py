@@ -10,13 +10,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from poise.scheduler.model.errors import OptionError, RequestError, UnknownNameError
+from poise.lab.arguments import file_of, items_of, refused
+from poise.scheduler.model.errors import RequestError, UnknownNameError
 
 if TYPE_CHECKING:
     import pandas
@@ -44,22 +44,15 @@ def required(module: str, package: str, what: str) -> Any:  # noqa: ANN401 - the
         raise MissingPackageError(f"{what} needs {package}; install it with: pip install {package}") from None
 
 
-def path_of(given: object) -> Path:
-    """Return a path that is given as text or as a path."""
-    if not isinstance(given, str | PathLike):
-        raise OptionError("path", f"expected a path, got {given!r:.60}")
-    return Path(given)
-
-
 class Table:
     """Columns by name, all of one length: `table["jct"]`. Its length is the number of rows, and so it iterates over them."""
 
     __slots__ = ("_columns", "_rows")
 
     def __init__(self, columns: Mapping[str, Iterable[Any]]) -> None:
-        self._columns: dict[str, Column] = {
-            name: values if isinstance(values, np.ndarray) else list(values) for name, values in columns.items()
-        }
+        if not isinstance(columns, Mapping):
+            raise refused("columns", "a mapping of names to columns", columns)
+        self._columns: dict[str, Column] = {name: _checked(name, values) for name, values in columns.items()}
         lengths = {len(values) for values in self._columns.values()}
         if len(lengths) > 1:
             raise RequestError(f"expected columns of one length, got {', '.join(map(str, sorted(lengths)))}")
@@ -103,6 +96,8 @@ class Table:
 
     def where(self, keep: Callable[[dict[str, Any]], bool]) -> "Table":
         """Return the rows of which `keep(row)` is true."""
+        if not callable(keep):
+            raise refused("keep", "a function of a row", keep)
         return self._taken([place for place, row in enumerate(self.rows()) if keep(row)])
 
     def _taken(self, places: Sequence[int]) -> "Table":
@@ -137,7 +132,7 @@ class Table:
 
     def write(self, path: str | PathLike[str]) -> None:
         """Write a file, by its ending: .csv, .json (a list of objects) or .parquet (needs pyarrow)."""
-        target = path_of(path)
+        target = file_of(path)
         if target.suffix == ".parquet":
             required("pyarrow.parquet", "pyarrow", "writing .parquet").write_table(self.to_arrow(), target)
         elif target.suffix in (".csv", ".json"):
@@ -207,6 +202,15 @@ class UnknownKeyError(UnknownNameError, KeyError):
 def _has_no_value(column: Column) -> bool:
     """Say whether a list holds no value: it is one of texts, and no library could tell."""
     return isinstance(column, list) and all(value is None for value in column)
+
+
+def _checked(name: str, values: object) -> Column:
+    if isinstance(values, np.ndarray) and values.ndim == 1:
+        return values
+    items = items_of(values)
+    if items is None:
+        raise refused("columns", f"several values in {name!r:.60}", values)
+    return list(items)
 
 
 def _plain(column: Column) -> list[Any]:

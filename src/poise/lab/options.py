@@ -4,18 +4,18 @@
 that an option does not take raises OptionError, which each of the two spells in its own way.
 """
 
-import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import partial
-from math import inf, isfinite, isnan, nan
+from math import inf, isfinite
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from poise.engine.assembly import preset_named
 from poise.lab.analysis.fairness import Fairness
+from poise.lab.arguments import as_number, flag, items_of, path_of, refused, seconds, shown, whole
 from poise.lab.clusters import ClusterLike, cluster
 from poise.lab.experiment import Experiment, check, divided, elastic, scaled, speeds_of
 from poise.lab.simulator.tasks import parse_switching
@@ -27,7 +27,6 @@ from poise.lab.traces.schema import Trace
 from poise.scheduler.core.settings import Cadence, RetryRule, check_round
 from poise.scheduler.model.errors import OptionError, UnknownNameError
 from poise.scheduler.model.job import Job
-from poise.scheduler.model.units import parse_seconds
 from poise.scheduler.placement.strategies import placement_named
 from poise.scheduler.throughput.estimation import estimated, parse_profile
 from poise.scheduler.throughput.speeds import Speeds
@@ -37,8 +36,6 @@ TraceLike = Trace | str | PathLike[str]
 """A trace, or what `read_trace` reads one from: a path, `synthetic:...`, or - for standard input."""
 Duration = float | str
 """Seconds, or text such as `90s`, `15m`, `1h30m`."""
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +111,7 @@ def read_experiment(source: TraceLike, options: ExperimentOptions, policy: str) 
     """Read what the options name; raises RequestError for anything wrong, cheap checks first."""
     chosen = checked(options)
     preset = preset_named(chosen["preset"])
-    placement = chosen["placement"] or preset.placement
+    placement = preset.placement if chosen["placement"] is None else chosen["placement"]
     placement_named(placement)
     if chosen["elastic"] and chosen["micro_batches"] is not None:
         raise OptionError(("elastic", "micro_batches"), "say different things of the same jobs; give one of the two")
@@ -176,7 +173,7 @@ def _throughputs(options: ExperimentOptions) -> tuple[Throughputs, Throughputs |
 def _table(given: object, name: str) -> Throughputs | None:
     if given is None or isinstance(given, Throughputs):
         return given
-    return read_throughputs(_path(given, name))
+    return read_throughputs(path_of(given, name))
 
 
 def _shortest_run(speeds: Speeds, job: Job) -> float:
@@ -205,83 +202,27 @@ def option_named(name: str) -> str:
     return name
 
 
-def seconds(value: object, name: str) -> float:
-    """Return a duration in seconds."""
-    if isinstance(value, str):
-        try:
-            return parse_seconds(value)
-        except ValueError as error:
-            raise OptionError(name, str(error)) from None
-    number = _number(value)
-    if not (isfinite(number) and number >= 0):
-        raise _refused(name, "seconds, at least 0, or text such as 90s, 15m, 1h30m", value)
-    return number
-
-
-def whole(value: object, name: str, least: int, most: int | None = None) -> int:
-    """Return a whole number within bounds."""
-    number = _number(value)
-    if not (isfinite(number) and number == int(number) and least <= number and (most is None or number <= most)):
-        bounds = f"of at least {least:,}" if most is None else f"from {least:,} to {most:,}"
-        raise _refused(name, f"a whole number {bounds}", value)
-    return int(value)  # type: ignore[call-overload, no-any-return]  # a float would round a large one
-
-
-def number(value: object, name: str) -> float:
-    """Return a number, which may be any but NaN."""
-    found = _number(value)
-    if isnan(found):
-        raise _refused(name, "a number", value)
-    return found
-
-
-def _number(value: object) -> float:
-    """The number that a value is, of Python or numpy, always as a float; NaN if it is none. Truth values are none."""
-    if isinstance(value, bool | str | bytes) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
-        return nan
-    try:
-        return float(value)  # type: ignore[arg-type]  # it has __float__ or __index__
-    except (TypeError, ValueError, OverflowError):
-        return nan
-
-
-def _refused(name: str, expected: str, value: object) -> OptionError:
-    return OptionError(name, f"expected {expected}, got {_SHORT.repr(value)}")
-
-
 def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | int | float | Path | tuple)
 
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str):
-        raise _refused(name, "text", value)
-    return value
-
-
-def _path(value: object, name: str) -> str:
-    if not isinstance(value, str | PathLike):
-        raise _refused(name, "a path", value)
-    return str(value)
-
-
-def _flag(value: object, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise _refused(name, "True or False", value)
+        raise refused(name, "text", value)
     return value
 
 
 def _load(value: object, name: str) -> float:
-    number = _number(value)
+    number = as_number(value)
     if not (isfinite(number) and number > 0):
-        raise OptionError(name, f"expected a finite number above 0, got {_SHORT.repr(value)}")
+        raise OptionError(name, f"expected a finite number above 0, got {shown(value)}")
     return float(number)
 
 
 def _amount(value: object, name: str) -> float:
-    number = _number(value)
+    number = as_number(value)
     if not number >= 0:
-        raise _refused(name, "a number of at least 0", value)
+        raise refused(name, "a number of at least 0", value)
     return number
 
 
@@ -292,10 +233,14 @@ def _one_of(kind: type[StrEnum], value: object, name: str) -> StrEnum:
     return kind(text)
 
 
+def _path_text(value: object, name: str) -> str:
+    return str(path_of(value, name))
+
+
 def _drains(value: object, name: str) -> tuple[str, ...]:
-    given = (value,) if isinstance(value, str) else value
-    if not isinstance(given, Iterable):
-        raise _refused(name, "text such as p100-0@1h..3h, or several", value)
+    given = (value,) if isinstance(value, str) else items_of(value)
+    if given is None:
+        raise refused(name, "text such as p100-0@1h..3h, or several", value)
     return tuple(_text(each, name) for each in given)
 
 
@@ -318,12 +263,12 @@ _CHECKS: Mapping[str, Callable[[Any, str], Any]] = {
     ),
     **dict.fromkeys(("retries", "validation_pool", "seed"), _at_least(0)),
     **dict.fromkeys(("micro_batches", "jobs"), _at_least(1)),
-    **dict.fromkeys(("backfill", "elastic"), _flag),
+    **dict.fromkeys(("backfill", "elastic"), flag),
     "cadence": partial(_one_of, Cadence),
     "retry": partial(_one_of, RetryRule),
     "fairness": partial(_one_of, Fairness),
     "patience": _amount,
-    "faults": _path,
+    "faults": _path_text,
     "drain": _drains,
     "failures": _failures,
     "load": _load,

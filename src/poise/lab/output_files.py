@@ -50,6 +50,8 @@ def check_writable(option: str, path: Path | None) -> None:
 def check_file(option: str, path: Path | None, kind: OutputKind, *, force: bool) -> list[str]:
     """Refuse a file that cannot be written, or that is there and of another kind; the notes on one that is replaced."""
     check_writable(option, path)
+    if path is not None and path.is_dir():
+        raise RequestError(f"{option} {path}: is a folder; name a file")
     if path is None or not path.is_file() or not (begin := _beginning(path)):  # a device, a pipe, nothing, or an empty file
         return []
     if kind.value in begin:

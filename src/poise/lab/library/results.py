@@ -12,7 +12,8 @@ from poise.engine.outside import spec_of
 from poise.lab.analysis.run_tables import interval_table, job_table, timeline_table
 from poise.lab.analysis.statistics import KEYS, Average, Contrast, Mean
 from poise.lab.analysis.summary import Summary
-from poise.lab.columns import Column, Table, UnknownKeyError, path_of, required
+from poise.lab.arguments import as_number, file_of, shown
+from poise.lab.columns import Column, Table, UnknownKeyError, required
 from poise.lab.comparison import joined
 from poise.lab.experiment import FinishedSimulation
 from poise.lab.report.comparison import COLUMNS, ComparedRun, comparison_page, table
@@ -71,8 +72,8 @@ class SimulationResult:
 
     def plot_timeline(self, ax: "Axes | None" = None, *, what: Literal["gpus", "jobs"] = "gpus") -> "Axes":
         """Draw GPUs in use by type over time, or with `what="jobs"` running and waiting jobs; needs matplotlib."""
-        if what not in ("gpus", "jobs"):
-            raise OptionError("what", f"expected gpus or jobs, got {what!r}")
+        if not isinstance(what, str) or what not in ("gpus", "jobs"):
+            raise OptionError("what", f"expected gpus or jobs, got {shown(what)}")
         return _plots("plot_timeline()").timeline(self, what, ax)  # type: ignore[no-any-return]
 
     def plot_jct(self, ax: "Axes | None" = None) -> "Axes":
@@ -81,7 +82,7 @@ class SimulationResult:
 
     def html(self, path: str | PathLike[str]) -> None:
         """Write the report of `poise simulate --html`: one file, with figures and the timeline of GPUs."""
-        path_of(path).write_text(simulation_page(self._run), encoding="utf-8")
+        file_of(path).write_text(simulation_page(self._run), encoding="utf-8")
 
     def __repr__(self) -> str:
         summary = self.summary
@@ -144,7 +145,7 @@ class ComparisonResult:
         first = next(iter(self)).summary
         title = f"{first.trace} on {first.cluster}"
         page = comparison_page(title, f"{counted(first.jobs, 'job')} of {title}.", [each._run for each in self])
-        path_of(path).write_text(page, encoding="utf-8")
+        file_of(path).write_text(page, encoding="utf-8")
 
     def __getitem__(self, policy: object) -> SimulationResult:
         name = policy if isinstance(policy, str) else spec_of(policy)  # type: ignore[arg-type]  # it says what it takes
@@ -232,8 +233,8 @@ class SweepResult:
         check_key(key)
         if load is None and len(self.loads) == 1:
             load = self.loads[0]
-        if load not in self.loads:
-            raise OptionError("load", f"expected one of {', '.join(f'{each:g}' for each in self.loads)}, got {load!r}")
+        if as_number(load) not in self.loads:
+            raise OptionError("load", f"expected one of {', '.join(f'{each:g}' for each in self.loads)}, got {shown(load)}")
         here = [each for each in self.averages if each.load == load]
         known = {each.policy: value for each in here if (value := each.means[key].value) is not None}
         if not known:
@@ -250,7 +251,7 @@ class SweepResult:
         first = self.averages[0]
         seeds = counted(max(len(each.runs) for each in self.averages), "seed")
         intro = f"{counted(first.labels.jobs, 'job')} of {self._title}: means over {seeds}."
-        path_of(path).write_text(sweep_page(self._title, intro, self.averages), encoding="utf-8")
+        file_of(path).write_text(sweep_page(self._title, intro, self.averages), encoding="utf-8")
 
     def __repr__(self) -> str:
         has_intervals = any(each.means["avg_jct"].interval for each in self.averages)
@@ -280,7 +281,7 @@ def summaries_table(summaries: Sequence[Summary]) -> Table:
 
 def check_key(key: str) -> str:
     """Return a key of a summary that is a number; UnknownKeyError names the nearest ones if there is none."""
-    if key not in KEYS:
+    if not isinstance(key, str) or key not in KEYS:
         raise UnknownKeyError("number of a summary", str(key), KEYS)
     return key
 

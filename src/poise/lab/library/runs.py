@@ -16,11 +16,12 @@ from poise.engine.journal import NAME
 from poise.engine.outside import spec_of
 from poise.lab.analysis.run_tables import per_job_table
 from poise.lab.analysis.statistics import Grid, averaged
+from poise.lab.arguments import flag, items_of, number, path_of, refused, whole
 from poise.lab.comparison import PolicyRuns, split_policies
 from poise.lab.experiment import simulate as run_simulation
 from poise.lab.library.keywords import ExperimentKeywords, options_of, with_keywords
 from poise.lab.library.results import ComparisonResult, SimulationResult, SweepResult, notes_of
-from poise.lab.options import ExperimentOptions, ExperimentRequest, TraceLike, number, read_experiment, trace_of, whole
+from poise.lab.options import ExperimentOptions, ExperimentRequest, TraceLike, read_experiment, trace_of
 from poise.lab.output_files import (
     OutputKind,
     check_file,
@@ -172,7 +173,7 @@ def sweep(  # noqa: PLR0913 - what the command line takes as options
         raise OptionError("state", "runs are kept by the names of policies and traces; leave it out with objects")
     check_writable("state", file)
     request = check_grid(source, grid)
-    with closing(_kept(file, source, request, grid, CellStart.FRESH if fresh else CellStart.RESUME)) as kept:
+    with closing(_kept(file, source, request, grid, CellStart.FRESH if flag(fresh, "fresh") else CellStart.RESUME)) as kept:
         left = [cell for cell in grid.cells() if cell not in kept.done]
         with (
             _reporting(progress, "runs", len(left)) as report,
@@ -234,18 +235,20 @@ def _names(policies: Sequence[object]) -> list[str]:
 
 def _several(given: object, name: str, expected: str) -> Iterable[object]:
     """What is given, or the one that is given."""
-    if isinstance(given, str | bytes) or given is None or isinstance(given, bool):
-        raise OptionError(name, f"expected {expected}, got {given!r:.60}")
-    if isinstance(given, Iterable):
-        return given
+    items = items_of(given)
+    if items is not None:
+        return items
+    if isinstance(given, str | bytes | Iterable) or given is None or isinstance(given, bool):
+        raise refused(name, expected, given)
     return [given]
 
 
 def _seeds(seeds: object, first: int) -> Sequence[int]:
     """The seeds of a sweep: so many from the first one on, or those that are given."""
-    if not isinstance(seeds, Iterable) or isinstance(seeds, str | bytes):
+    items = items_of(seeds)
+    if items is None:
         return range(first, first + whole(seeds, "seeds", 1, MOST_SEEDS))
-    found = sorted(whole(each, "seeds", first) for each in seeds)
+    found = sorted(whole(each, "seeds", first) for each in items)
     if not found or len(set(found)) < len(found):
         raise OptionError("seeds", f"expected a number of runs, or different seeds, got {found}")
     return found
@@ -256,11 +259,7 @@ def _processes(given: object) -> int | None:
 
 
 def _path(given: object, name: str) -> Path | None:
-    if given is None:
-        return None
-    if not isinstance(given, str | PathLike):
-        raise OptionError(name, f"expected a path, got {given!r:.60}")
-    return Path(given)
+    return None if given is None else path_of(given, name)
 
 
 # Progress
@@ -286,15 +285,13 @@ class _Report:
 def _reporting(progress: object, title: str, total: int) -> Iterator[_Report]:
     if progress is None:
         yield _Report(lambda _done: None)
-    elif progress == "bar":
+    elif isinstance(progress, str) and progress == "bar":
         with bar(title, total) as shown:
             yield _Report(shown.update)
     elif callable(progress):
         yield _Report(lambda done: progress(done, total))
     else:
-        raise OptionError(
-            "progress", f'expected "bar", or a function of what is done and how much there is, got {progress!r:.60}'
-        )
+        raise refused("progress", '"bar", or a function of what is done and how much there is', progress)
 
 
 def _watch(report: _Report) -> Callable[[int], bool]:

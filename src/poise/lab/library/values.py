@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
+from poise.lab.arguments import shown
 from poise.lab.traces import reader
 from poise.lab.traces.registry import AUTO
 from poise.lab.traces.schema import Trace
@@ -19,9 +20,9 @@ def read_trace(path: str | PathLike[str], format: str = AUTO) -> Trace:
     Raises TraceError with file, line and field if it cannot be read.
     """
     if not isinstance(path, str | PathLike):
-        raise OptionError("path", f"expected a path, got {path!r:.60}; Trace.of makes a trace of rows")
+        raise OptionError("path", f"expected a path, got {shown(path)}; Trace.of makes a trace of rows")
     if not isinstance(format, str):
-        raise OptionError("format", f"expected text, got {format!r:.60}")
+        raise OptionError("format", f"expected text, got {shown(format)}")
     return reader.read_trace(str(path), format=format)
 
 

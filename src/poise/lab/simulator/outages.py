@@ -7,6 +7,7 @@ drain: the node stays, and its GPUs, or those of `"slots": [0, 1]`, are closed f
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -53,7 +54,7 @@ def parse_drain(spec: str, cluster: Cluster, *, start: float) -> Drain:
     name, at, times = spec.rpartition("@")
     since, to, until = times.partition("..")
     if not (name and at and to):
-        raise RequestError(f"drain {spec!r}: expected NODE@FROM..UNTIL, such as {cluster.nodes[0].name}@1h..3h")
+        raise RequestError(f"drain {spec!r:.100}: expected NODE@FROM..UNTIL, such as {cluster.nodes[0].name}@1h..3h")
     index = {node.name: place for place, node in enumerate(cluster.nodes)}
     slots: list[str] | None = None
     if name not in index and ":" in name:
@@ -66,7 +67,7 @@ def parse_drain(spec: str, cluster: Cluster, *, start: float) -> Drain:
         closed = None if slots is None else [_slot(each) for each in slots]
         return _drain(start + begin, index[name], end - begin, closed, cluster)
     except ValueError as error:
-        raise RequestError(f"drain {spec!r}: {error}") from None
+        raise RequestError(f"drain {spec!r:.100}: {error}") from None
 
 
 def _slot(text: str) -> int:
@@ -93,7 +94,7 @@ def parse_outages(spec: str, cluster: Cluster, *, start: float, horizon: float, 
 
     Drawn outages begin between `start` and `start + horizon`.
     """
-    if "=" not in spec or Path(spec).exists():
+    if "=" not in spec or os.path.exists(spec):
         return _read(Path(spec), cluster)
     values = dict(_DEFAULTS)
     for part in spec.split(","):
@@ -104,9 +105,9 @@ def parse_outages(spec: str, cluster: Cluster, *, start: float, horizon: float, 
     try:
         mtbf, repair = parse_seconds(values["mtbf"]), parse_seconds(values["repair"])
     except ValueError as error:
-        raise RequestError(f"faults {spec!r}: {error}") from None
+        raise RequestError(f"faults {spec!r:.100}: {error}") from None
     if mtbf <= 0 or repair <= 0:
-        raise RequestError(f"faults {spec!r}: mtbf and repair are longer than 0 seconds")
+        raise RequestError(f"faults {spec!r:.100}: mtbf and repair are longer than 0 seconds")
     if len(cluster.nodes) * horizon / (mtbf + repair) > MOST_OUTAGES:
         raise RequestError(f"faults: more than {MOST_OUTAGES:,} outages would be expected; give a longer mtbf")
     found: list[Outage | Drain] = []

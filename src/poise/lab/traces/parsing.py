@@ -126,7 +126,7 @@ def field_refusal(field: str | None, expected: str, got: object) -> FieldError:
 
 def shown(value: object) -> str:
     """Return a value for a message: quoted, on one line, and short."""
-    if value is None or value == "":
+    if value is None or (isinstance(value, str) and not value):
         return "nothing"
     if isinstance(value, list | dict):  # which may be huge, or too deep to be written
         return "a list" if isinstance(value, list) else "an object"

@@ -1,7 +1,7 @@
 """Traces from and to values of Python: jobs, rows, and the tables of other libraries."""
 
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from poise.lab.arguments import items_of
 from poise.lab.columns import Column, Table, required
 from poise.lab.traces.formats.poise import COLUMNS, cell_of, job_of, row_of, write_csv, write_trace
 from poise.lab.traces.parsing import Record, TraceInput, field_refusal, shown
-from poise.lab.traces.schema import Trace, TraceJob
+from poise.lab.traces.schema import JobOutcome, Trace, TraceJob
 from poise.scheduler.model.errors import RequestError, TraceError, Where
 from poise.scheduler.model.job import Job
 
@@ -30,20 +31,21 @@ def jobs_of_rows(given: object, name: str) -> list[TraceJob]:
     return jobs
 
 
-def _rows(given: object, name: str) -> Iterator[object]:
+def _rows(given: Any, name: str) -> Iterator[object]:  # noqa: ANN401 - whatever a caller takes for rows
     """The rows of whatever holds some; of a table as mappings."""
     if isinstance(given, Table):
         return iter(given.rows())
     kind = type(given).__module__.partition(".")[0]
-    if kind == "pandas" and hasattr(given, "to_dict"):
+    if kind == "pandas" and hasattr(given, "columns") and hasattr(given, "to_dict"):
         return (_without_nan(row) for row in given.to_dict("records"))
     if kind == "polars" and hasattr(given, "iter_rows"):
         return (_without_nan(row) for row in given.iter_rows(named=True))
-    if hasattr(given, "__arrow_c_stream__"):
+    if hasattr(given, "__arrow_c_stream__") and not hasattr(given, "to_frame"):  # only columns alone have that
         table = required("pyarrow", "pyarrow", "reading an Arrow table").table(given)
         return (_without_nan(row) for row in table.to_pylist())
-    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
-        return iter(given)
+    items = None if isinstance(given, Mapping) else items_of(given)
+    if items is not None:
+        return items
     expected = "expected jobs, rows, a data frame or an Arrow table"
     raise RequestError(f"{name}: {expected}, got {shown(given) if given is not None else 'None'}")
 
@@ -60,12 +62,22 @@ def _job(row: object, source: TraceInput) -> TraceJob:
     if isinstance(row, Job):
         row = TraceJob(row)
     if isinstance(row, TraceJob):
+        _check_parts(row)
         job = job_of(_values(row_of(row)), source).job
         # What files have no column for stays as it is.
         return replace(row, job=replace(job, yields=row.job.yields, tenant_weight=row.job.tenant_weight))
     if not isinstance(row, Mapping):
         raise field_refusal(None, "a Job, or a mapping with job, submitted, gpus and duration", row)
     return job_of(_values(row), source)
+
+
+def _check_parts(row: TraceJob) -> None:
+    """Refuse a TraceJob that is not made of what it says."""
+    kinds = {"job": Job, "outcome": JobOutcome, "failures": tuple, "observed": tuple, "broken": bool}
+    for name, kind in kinds.items():
+        value = getattr(row, name)
+        if not isinstance(value, kind):
+            raise field_refusal(name, f"a value of type {kind.__name__}", value)
 
 
 def _values(row: Mapping[Any, object]) -> Record:

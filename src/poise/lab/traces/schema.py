@@ -4,11 +4,13 @@ import html
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import isnan
 from os import PathLike
 from typing import NamedTuple, overload
 
-from poise.lab.columns import Table, path_of
-from poise.scheduler.model.errors import OptionError, RequestError
+from poise.lab.arguments import as_number, file_of, refused, whole
+from poise.lab.columns import Table
+from poise.scheduler.model.errors import RequestError
 from poise.scheduler.model.job import Job
 from poise.scheduler.model.units import counted, format_seconds
 
@@ -88,6 +90,10 @@ class Trace:
     def __post_init__(self) -> None:
         if not isinstance(self.jobs, tuple) or (self.jobs and not isinstance(self.jobs[0], TraceJob)):
             raise RequestError("a Trace holds a tuple of TraceJob; Trace.of makes one of jobs, rows or a data frame")
+        if not isinstance(self.name, str):
+            raise refused("name", "text", self.name)
+        if not isinstance(self.notes, tuple) or not all(isinstance(note, str) for note in self.notes):
+            raise refused("notes", "a tuple of text", self.notes)
 
     @staticmethod
     def of(rows: object, name: str = "trace") -> "Trace":
@@ -123,31 +129,32 @@ class Trace:
 
     def head(self, jobs: int) -> "Trace":
         """Return the first jobs, this many."""
-        if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 0:
-            raise OptionError("jobs", f"expected a whole number of at least 0, got {jobs!r:.60}")
-        return replace(self, jobs=self.jobs[:jobs])
+        return replace(self, jobs=self.jobs[: whole(jobs, "jobs", 0)])
 
     def between(self, start: float, end: float) -> "Trace":
         """Return the jobs that are submitted from `start` on and before `end`, in seconds on the trace's clock."""
         for name, value in (("start", start), ("end", end)):
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise OptionError(name, f"expected seconds, got {value!r:.60}")
+            if isnan(as_number(value)):
+                raise refused(name, "seconds", value)
         return self.where(lambda job: start <= job.submitted < end)
 
     def where(self, keep: Callable[[Job], bool]) -> "Trace":
         """Return the jobs for which `keep(job)` is true."""
+        if not callable(keep):
+            raise refused("keep", "a function of a job", keep)
         return replace(self, jobs=tuple(each for each in self.jobs if keep(each.job)))
 
     def scaled(self, load: float) -> "Trace":
         """Return the same jobs, arriving `load` times as fast; inf: all at once. The first one stays where it is."""
-        if isinstance(load, bool) or not isinstance(load, int | float) or not load > 0:
-            raise OptionError("load", f"expected a number above 0, got {load!r:.60}")
-        if load == 1.0 or not self.jobs:
+        factor = as_number(load)
+        if not factor > 0:
+            raise refused("load", "a number above 0", load)
+        if factor == 1.0 or not self.jobs:
             return self
         first = self.jobs[0].job.submitted
 
         def moved(job: Job) -> Job:
-            return replace(job, submitted=first + (job.submitted - first) / load)
+            return replace(job, submitted=first + (job.submitted - first) / factor)
 
         return replace(self, jobs=tuple(replace(each, job=moved(each.job)) for each in self.jobs))
 
@@ -162,7 +169,7 @@ class Trace:
         """Write a trace that `read_trace` reads: .jsonl, or .csv with the same columns."""
         from poise.lab.traces.rows import write_file
 
-        write_file(self, path_of(path))
+        write_file(self, file_of(path))
 
     def __repr__(self) -> str:
         if not self.jobs:

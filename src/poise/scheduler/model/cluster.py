@@ -100,6 +100,8 @@ class Cluster:
     prices: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.nodes, list | tuple) or not all(isinstance(node, Node) for node in self.nodes):
+            raise ClusterError(f"nodes: expected Nodes, got {self.nodes!r:.60}; poise.cluster takes other things")
         object.__setattr__(self, "nodes", tuple(self.nodes))  # a list does as well
         if len({node.name for node in self.nodes}) < len(self.nodes):
             raise ClusterError("two nodes of the cluster have the same name")

@@ -27,8 +27,21 @@ _LONGEST_NAME = 100
 """Characters of an unknown name that a message repeats."""
 
 
+def plain(text: str) -> str:
+    """Escape everything that cannot be seen (escape codes, line ends, changes of direction).
+
+    Text of other people goes to terminals: no character of it may command the terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+
+
 class PoiseError(Exception):
-    """The root of all errors that Poise raises on purpose."""
+    """The root of all errors that Poise raises on purpose. Whatever a message repeats, it stays one line."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(plain(str(message)))
 
 
 class RequestError(PoiseError):

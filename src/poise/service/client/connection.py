@@ -24,9 +24,9 @@ import httpx
 from pydantic import ValidationError
 
 from poise import __version__
-from poise.scheduler.model.errors import PoiseError, RequestError
+from poise.scheduler.model.errors import PoiseError, RequestError, plain
 from poise.service.client.config import ServerAddress, find_server
-from poise.service.wire.request import Wire, plain
+from poise.service.wire.request import Wire
 from poise.service.wire.views import ProblemView
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds before a request is sent again: doubled each time

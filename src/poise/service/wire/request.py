@@ -478,13 +478,3 @@ def notes_on(requests: Iterable[JobRequest]) -> tuple[str, ...]:
         shown = ", ".join(map(str, asked[:5])) + (", …" if len(asked) > 5 else "")
         notes.append(f"priority {shown} has no effect: {NO_PRIORITIES}; --weight counts under policies that share")
     return tuple(notes)
-
-
-def plain(text: str) -> str:
-    """Escape everything that cannot be seen (escape codes, line ends, changes of direction).
-
-    Text of other people goes to terminals: no character of it may command the terminal.
-    """
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)

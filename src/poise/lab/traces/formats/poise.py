@@ -306,11 +306,16 @@ def cell_of(name: str, value: Any) -> Any:  # noqa: ANN401 - whatever a column h
     return "true" if value is True else value
 
 
+def _is_default(value: object, default: object) -> bool:
+    """Say so; a job of a caller's may hold values that cannot be compared, such as arrays."""
+    return value is default or (type(value) in (int, float, str, tuple) and value == default)
+
+
 def row_of(each: TraceJob) -> Record:
     """Return a job as a row of a trace; what has its default value is left out."""
     job = each.job
     row: Record = {"job": job.id, "submitted": job.submitted, "gpus": job.gpus}
-    row |= {name: value for name in _WRITTEN if (value := getattr(job, name)) != _DEFAULTS[name]}
+    row |= {name: value for name in _WRITTEN if not _is_default(value := getattr(job, name), _DEFAULTS[name])}
     if each.outcome is not JobOutcome.PASSED:
         row["outcome"] = str(each.outcome)
     if each.failures:
