@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
@@ -224,6 +225,49 @@ WRONG: dict[str, tuple[Callable[[], object], type[poise.PoiseError], str]] = {
         lambda: poise.sweep(lambda seed: TRACE, policies="fifo", state="s.jsonl"), OptionError, "state: runs are kept by",
     ),
     "times beyond reason": (swept(loads=[1e-300]), poise.RequestError, "expected at most 1e+15 seconds"),
+    # values of other libraries, of many lines, and of no file
+    "a value of several lines": (simulated(round=pd.DataFrame({"a": [1, 2]})), OptionError, "round: expected seconds, at"),
+    "a name of several lines": (lambda: poise.read_trace("a\nb"), TraceError, r"a\nb: no such file"),
+    "a name with a zero byte": (simulated(faults="a\0b"), OptionError, r"faults: 'a\x00b': embedded null byte"),
+    "a name of half a character": (simulated(out="\ud800"), OptionError, "out: '\\ud800': 'utf-8' codec can't encode"),
+    "a name that is too long": (simulated(journal="9" * 5000), OptionError, "File name too long"),
+    "a policy of ten thousand digits": (simulated(policy="9" * 10_000), UnknownNameError, "unknown policy '999"),
+    "a journal that is a folder": (simulated(journal="."), poise.RequestError, "journal .: is a folder; name a file"),
+    "no placement": (simulated(placement=""), UnknownNameError, "unknown placement ''; known: best-fit"),
+    "an array without a dimension": (swept(loads=np.array(2)), OptionError, "loads: expected numbers above 0, e.g."),
+    "policies in an array without a dimension": (compared(policies=np.array("fifo")), OptionError, "policies: expected"),
+    "a drain without a dimension": (simulated(drain=np.array("x")), OptionError, "drain: expected text such as"),
+    "a cluster without a dimension": (simulated(cluster=np.array(4)), ClusterError, "cluster: expected text such as"),
+    "progress of several values": (simulated(progress=np.arange(3)), OptionError, 'progress: expected "bar", or a function'),
+    "freshness of text": (swept(fresh="yes"), OptionError, "fresh: expected True or False, got 'yes'"),
+    "a column as a trace": (lambda: poise.simulate(pd.Series([1])), TraceError, "trace:1: expected a Job, or a mapping"),
+    "a column of Polars as a trace": (lambda: poise.simulate(pl.Series([1])), TraceError, "trace:1: expected a Job, or"),
+    "a value that pandas does not have": (of(gpus=pd.NA), TraceError, "trace:1: gpus: expected a number, got <NA>"),
+    "a data frame as a model": (of(model=pd.DataFrame({"a": [1]})), TraceError, "trace:1: model: expected a name, got"),
+    "an array as a duration": (traced(poise.Job("a", 0, 1, duration=np.arange(3))), TraceError, "trace:1: duration: "),  # type: ignore[arg-type]
+    "a TraceJob of nothing": (traced(poise.TraceJob(None)), TraceError, "trace:1: job: expected a value of"),  # type: ignore[arg-type]
+    "failures of None": (
+        traced(poise.TraceJob(poise.Job("a", 0, 1, duration=1), failures=None)), TraceError, "failures: expected a value of",  # type: ignore[arg-type]
+    ),
+    "notes of None": (lambda: poise.Trace("t", (), None), OptionError, "notes: expected a tuple of text, got None"),  # type: ignore[arg-type]
+    "a name of a trace that is none": (lambda: poise.Trace(None, ()), OptionError, "name: expected text, got None"),  # type: ignore[arg-type]
+    "a load beyond number": (lambda: TRACE.scaled(10**400), OptionError, "load: expected a number above 0, got 1000"),
+    "a filter that is none": (lambda: TRACE.where(5), OptionError, "keep: expected a function of a job, got 5"),  # type: ignore[arg-type]
+    "a trace written to a folder": (lambda: TRACE.write("."), OptionError, "path: .: is a folder; name a file"),
+    "a Cluster of a number": (lambda: poise.Cluster(5), ClusterError, "nodes: expected Nodes, got 5"),  # type: ignore[arg-type]
+    "a Cluster of text": (lambda: poise.Cluster(("v100:4",)), ClusterError, "nodes: expected Nodes, got ('v100:4',)"),  # type: ignore[arg-type]
+    "speeds of None": (
+        simulated(cluster=poise.Cluster((poise.Node("a", "v100", 1),), speeds=None)),  # type: ignore[arg-type]
+        ClusterError, "cluster: speeds: expected a number for each GPU type, got None",
+    ),
+    "a price of text": (
+        simulated(cluster=poise.Cluster((poise.Node("a", "v100", 1),), prices={"v100": "3"})),  # type: ignore[dict-item]
+        ClusterError, "cluster: type 'v100': price: expected a number above 0",
+    ),
+    "a rack that is a list": (simulated(cluster=[{"type": "v100", "gpus": 1, "rack": [1]}]), ClusterError, "rack: expected text"),
+    "types that are a number": (simulated(cluster={"nodes": [{"type": "a", "gpus": 1}], "types": 0}), ClusterError, "types: exp"),
+    "a table of a number": (lambda: poise.Table(5), OptionError, "columns: expected a mapping of names to columns"),  # type: ignore[arg-type]
+    "a column of a number": (lambda: poise.Table({"a": 5}), OptionError, "columns: expected several values in 'a'"),  # type: ignore[dict-item]
 }  # fmt: skip
 
 
@@ -269,6 +313,15 @@ ASKED: dict[str, tuple[Callable[[], object], str]] = {
     "no load of several": (lambda: of_loads().best("avg_jct"), "load: expected one of 1, 2, got None"),
     "a page that is a number": (lambda: of_two().html(3), "path: expected a path, got 3"),  # type: ignore[arg-type]
     "a file that is a list": (lambda: result().jobs.write([]), "path: expected a path, got []"),  # type: ignore[arg-type]
+    "a number of several": (lambda: of_two().best(pd.Series([1, 2])), "unknown number of a summary"),  # type: ignore[arg-type]
+    "a load of several": (
+        lambda: of_loads().best("avg_jct", load=np.arange(2)),
+        "load: expected one of 1, 2, got array([0, 1])",
+    ),  # type: ignore[arg-type]
+    "a page that is a folder": (lambda: result().html("."), "path: .: is a folder; name a file"),
+    "a table as a folder": (lambda: result().jobs.write("."), "path: .: is a folder; name a file"),
+    "a filter of rows that is none": (lambda: result().jobs.where(3), "keep: expected a function of a row, got 3"),  # type: ignore[arg-type]
+    "what to draw of several": (lambda: result().plot_timeline(what=pd.Series([1])), "what: expected gpus or jobs,"),  # type: ignore[arg-type]
     "what to draw": (lambda: result().plot_timeline(what="gpu"), "what: expected gpus or jobs,"),  # type: ignore[arg-type]
 }
 
