@@ -67,7 +67,7 @@ def _checked(make: Callable[..., Any], name: str, required: frozenset[str] = fro
         made = make(**values)
     except PoiseError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frame = inspect.trace()[-1]
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise RequestError(f"policy {name!r}: {frame.filename}:{frame.lineno}: {text}") from None

@@ -344,16 +344,23 @@ def blaming(spec: str) -> Iterator[None]:
         return
     try:
         yield
-    except (KeyboardInterrupt, OSError, RequestError, PolicyError):
+    except (RequestError, PolicyError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if isinstance(error, OSError) and not _own_frames(spec, error):
+            raise  # of a file that Poise reads or writes
         raise PolicyError(f"policy {spec!r}: {blamed(spec, error)}") from error
 
 
-def blamed(spec: str, error: Exception) -> str:
-    """What a policy raised as one line, which begins with the line of the policy's own file if there is one."""
+def _own_frames(spec: str, error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of a traceback that are in the policy's own file."""
     files = source_files(spec)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+
+
+def blamed(spec: str, error: BaseException) -> str:
+    """What a policy raised as one line, which begins with the line of the policy's own file if there is one."""
+    frames = _own_frames(spec, error)
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     if frames:
         return f"{frames[-1].filename}:{frames[-1].lineno}: {text}"

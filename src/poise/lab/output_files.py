@@ -43,7 +43,14 @@ def check_writable(option: str, path: Path | None) -> None:
         return
     if not os.path.isdir(path.parent):
         raise RequestError(f"{option} {path}: there is no folder {path.parent}")
-    if not os.access(path if os.path.exists(path) else path.parent, os.W_OK):
+    try:
+        path.stat()
+        is_there = True
+    except FileNotFoundError:
+        is_there = False
+    except OSError as error:  # links in a circle, a name that is too long
+        raise RequestError(f"{option} {path}: cannot be written: {error.strerror or error}") from None
+    if not os.access(path if is_there else path.parent, os.W_OK):
         raise RequestError(f"{option} {path}: cannot be written: permission denied")
 
 

@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Any
 
 from poise.engine import outside
+from poise.lab.arguments import whole
 from poise.lab.audit.audit import AUDITED, audit, built_in_tasks, check_claims
 from poise.lab.conformance.laws import CLAIMS, LAWS, RAISES, CheckedPolicy, Law, name_of
 from poise.lab.conformance.play import Play
@@ -98,10 +99,11 @@ def check_policy(
     show     told how many worlds are done
     """
     spec = outside.spec_of(policy)
+    first, drawn = whole(seed, "seed", 0), whole(seeds, "seeds", 0)
     subject = subject_of(spec)
     laws = (Law(RAISES, "no exception while it decides, and an answer in time", _nothing), *LAWS, *_claims_of(subject))
     judged, found = dict.fromkeys(laws, 0), dict[Law, tuple[World, str]]()
-    for done, world in enumerate(worlds_from(seed, seeds) if worlds is None else worlds):
+    for done, world in enumerate(worlds_from(first, drawn) if worlds is None else worlds):
         show(done)
         for law, problem in _judged(spec, subject, world, [law for law in laws if law not in found]):
             judged[law] += 1

@@ -19,12 +19,14 @@ A message names the thing, the value and the remedy, on one line.
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
 _LONGEST_NAME = 100
 """Characters of an unknown name that a message repeats."""
+_ENDLESS = re.compile(r"\S{500,}")
 
 
 def plain(text: str) -> str:
@@ -37,11 +39,16 @@ def plain(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
+def concise(text: str) -> str:
+    """Return a message as one line: everything escaped that cannot be seen, and words without end cut short."""
+    return plain(_ENDLESS.sub(lambda word: f"{word[0][:_LONGEST_NAME]}…", text))
+
+
 class PoiseError(Exception):
     """The root of all errors that Poise raises on purpose. Whatever a message repeats, it stays one line."""
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(plain(str(message)))
+        super().__init__(concise(str(message)))
 
 
 class RequestError(PoiseError):
