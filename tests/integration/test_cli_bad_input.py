@@ -168,6 +168,7 @@ REQUESTS: dict[str, tuple[tuple[str, ...], str]] = {
     "no jobs": (("simulate", "good.jsonl", "--jobs", "0"), "Invalid value for '--jobs': 0 is not in the range x>=1."),
     "half a job": (("simulate", "good.jsonl", "--jobs", "1.5"), "Invalid value for '--jobs'"),
     "negative seed": (("simulate", "good.jsonl", "--seed", "-1"), "Invalid value for '--seed'"),
+    "a seed of many digits": (("simulate", "good.jsonl", "--seed", "x" * 5000), "Invalid value for '--seed': 'xxx"),
     "negative retries": (("simulate", "good.jsonl", "--retries", "-1"), "Invalid value for '--retries'"),
     "an unknown way to retry": (("simulate", "good.jsonl", "--retry", "luck"), "'luck' is not one of 'count', 'cause'"),
     "negative back-off": (("simulate", "good.jsonl", "--backoff", "-1"), "Invalid value for '--backoff'"),
@@ -275,6 +276,8 @@ NOWHERE = {
     "--out that is a file": (("--out", "good.jsonl"), "Directory 'good.jsonl' is a file."),
     "--per-job in no folder": (("--per-job", "no/rows.csv"), "--per-job no/rows.csv: there is no folder no"),
     "--per-job in a file": (("--per-job", "good.jsonl/rows.csv"), "there is no folder good.jsonl"),
+    "--html in a circle of links": (("--html", "circle"), "--html circle: cannot be written: Too many levels of symbolic"),
+    "--html of a name without end": (("--html", "9" * 5000), "…: cannot be written: File name too long"),
     "--per-job that is a folder": (("--per-job", "rows.json"), "File 'rows.json' is a directory."),
 }
 
@@ -284,6 +287,7 @@ def test_results_that_cannot_be_written_are_refused_before_any_work(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rows.json").mkdir()
+    (tmp_path / "circle").symlink_to("circle")
     monkeypatch.setattr("poise.cli.simulate.run_simulation", None)
     words, want = NOWHERE[what]
     assert want in poise("simulate", "good.jsonl", *words).refusal

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 import poise
-from poise.policies import Order, PreemptionRule, Rank, Unfitting
+from poise.policies import Order, PreemptionRule, Rank, Unfitting, check_policy
 from poise.scheduler.model.errors import ClusterError, OptionError, ThroughputError, TraceError, UnknownNameError
 
 TRACE = poise.synthetic(jobs=3, seed=1)
@@ -266,6 +266,8 @@ WRONG: dict[str, tuple[Callable[[], object], type[poise.PoiseError], str]] = {
     ),
     "a rack that is a list": (simulated(cluster=[{"type": "v100", "gpus": 1, "rack": [1]}]), ClusterError, "rack: "),
     "types that are a number": (simulated(cluster={"nodes": [{"type": "a", "gpus": 1}], "types": 0}), ClusterError, "types"),
+    "no worlds of None": (lambda: check_policy("fifo", seeds=None), OptionError, "seeds: expected a whole"),  # type: ignore[arg-type]
+    "a first world of text": (lambda: check_policy("fifo", seed="1"), OptionError, "seed: expected a whole number of at"),  # type: ignore[arg-type]
     "a table of a number": (lambda: poise.Table(5), OptionError, "columns: expected a mapping of names to columns"),  # type: ignore[arg-type]
     "a column of a number": (lambda: poise.Table({"a": 5}), OptionError, "columns: expected several values in 'a'"),  # type: ignore[dict-item]
 }  # fmt: skip
@@ -364,3 +366,18 @@ def test_a_folder_that_holds_other_things_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(poise.RequestError, match=r"there is a file of another kind; name another one$"):
         poise.simulate(TRACE, journal=tmp_path / "thesis.txt")
     assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(("raised", "want"), [(SystemExit(3), "SystemExit: 3"), (FileNotFoundError("no.csv"), "no.csv")])
+def test_a_policy_that_exits_or_reads_no_file_is_blamed_with_its_line(raised: BaseException, want: str) -> None:
+    def rank(*_: object) -> Rank:
+        raise raised
+
+    def fleeing() -> Order:
+        return Order(rank, PreemptionRule.NEVER, Unfitting.SKIPPED)
+
+    with pytest.raises(poise.PoiseError) as caught:
+        poise.simulate(TRACE, policy=fleeing)
+    assert "test_library_refusals.py" in str(caught.value)
+    assert want in str(caught.value)
+    assert "\n" not in str(caught.value)

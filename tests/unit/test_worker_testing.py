@@ -129,6 +129,15 @@ def test_preempting_refuses_a_function_on_several_ranks() -> None:
         ({"ranks": [1, 3], "speeds": [1, 2]}, "speeds: expected 3 numbers above 0, one per rank, got [1, 2]"),
         ({"speeds": [0]}, "speeds: expected 1 number above 0, one per rank, got [0]"),
         ({"timeout": 0}, "timeout: expected seconds above 0, got 0"),
+        ({"after_steps": None}, "after_steps: expected 1 or more, got None"),
+        ({"after_steps": True}, "after_steps: expected 1 or more, got True"),
+        ({"after_steps": 2.5}, "after_steps: expected 1 or more, got 2.5"),
+        ({"ranks": "two"}, "ranks: expected 1 or more, got 'two'"),
+        ({"micro_batches": [1, 2]}, "micro_batches: expected 1 or more, got [1, 2]"),
+        ({"speeds": 1.0}, "speeds: expected 1 number above 0, one per rank, got 1.0"),
+        ({"speeds": ["fast"]}, "speeds: expected 1 number above 0, one per rank, got ['fast']"),
+        ({"timeout": "1m"}, "timeout: expected seconds above 0, got '1m'"),
+        ({"timeout": None}, "timeout: expected seconds above 0, got None"),
     ],
 )
 def test_preempting_refuses_what_cannot_be(more: dict[str, object], problem: str) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from poise.worker.checkpoints import Checkpoints
 from poise.worker.protocol import PROGRESS, VERSION, YIELDED, WatchedFile, WorkerError
@@ -54,13 +54,13 @@ def preempting(
     limits = _counts("after_steps", after_steps)
     if not sizes:
         raise ValueError("ranks: expected at least one number")
-    if micro_batches is not None:
-        _counts("micro_batches", micro_batches)
-    if speeds is not None and not (len(speeds) >= max(sizes) and all(0 < speed < float("inf") for speed in speeds)):
+    if micro_batches is not None and not _is_count(micro_batches):
+        raise ValueError(f"micro_batches: expected 1 or more, got {_shown(micro_batches)}")
+    if speeds is not None and not (_holds(speeds, _is_speed) and len(speeds) >= max(sizes)):
         numbers = "1 number" if max(sizes) == 1 else f"{max(sizes)} numbers"
-        raise ValueError(f"speeds: expected {numbers} above 0, one per rank, got {list(speeds)}")
-    if not timeout > 0:
-        raise ValueError(f"timeout: expected seconds above 0, got {timeout}")
+        raise ValueError(f"speeds: expected {numbers} above 0, one per rank, got {_shown(speeds)}")
+    if not isinstance(timeout, int | float) or not timeout > 0:
+        raise ValueError(f"timeout: expected seconds above 0, got {_shown(timeout)}")
     plan = _RunPlan(
         limits=chain(limits, repeat(limits[0] if isinstance(after_steps, int) else None)),
         sizes=chain(sizes, repeat(sizes[-1])),
@@ -195,10 +195,28 @@ _STEPS_THAT_DIVIDE = ("POISE_MICRO_BATCHES", "POISE_RANK_SPEEDS")  # not set whe
 
 
 def _counts(name: str, given: int | Sequence[int]) -> list[int]:
-    found = [given] if isinstance(given, int) else list(given)
-    if not all(isinstance(each, int) and each >= 1 for each in found):
-        raise ValueError(f"{name}: expected 1 or more, got {given}")
-    return found
+    if _is_count(given):
+        return [given]
+    if not _holds(given, _is_count):
+        raise ValueError(f"{name}: expected 1 or more, got {_shown(given)}")
+    return list(given)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_speed(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+def _holds(values: object, kind: Callable[[object], bool]) -> TypeGuard[Sequence[Any]]:
+    """Say whether it is a sequence of this kind of values."""
+    return isinstance(values, Sequence) and all(map(kind, values))
+
+
+def _shown(value: object) -> str:
+    return " ".join(f"{value!r:.60}".split())
 
 
 def _group() -> Any:  # noqa: ANN401  torch.distributed
