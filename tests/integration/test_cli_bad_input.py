@@ -277,7 +277,7 @@ NOWHERE = {
     "--per-job in no folder": (("--per-job", "no/rows.csv"), "--per-job no/rows.csv: there is no folder no"),
     "--per-job in a file": (("--per-job", "good.jsonl/rows.csv"), "there is no folder good.jsonl"),
     "--html in a circle of links": (("--html", "circle"), "--html circle: cannot be written: Too many levels of symbolic"),
-    "--html of a name without end": (("--html", "9" * 5000), "…: cannot be written: File name too long"),
+    "--html of a name without end": (("--html", "9" * 5000), "99…: cannot be written: File name too long"),
     "--per-job that is a folder": (("--per-job", "rows.json"), "File 'rows.json' is a directory."),
 }
 

@@ -15,6 +15,7 @@ from poise.policies import Order, PreemptionRule, Rank, Unfitting, check_policy
 from poise.scheduler.model.errors import ClusterError, OptionError, ThroughputError, TraceError, UnknownNameError
 
 TRACE = poise.synthetic(jobs=3, seed=1)
+CLIENT = poise.Client("http://127.0.0.1:1", "none", patience=0.0)
 JOB = {"job": "a", "submitted": 0, "gpus": 1, "duration": 10}
 
 
@@ -268,6 +269,24 @@ WRONG: dict[str, tuple[Callable[[], object], type[poise.PoiseError], str]] = {
     "types that are a number": (simulated(cluster={"nodes": [{"type": "a", "gpus": 1}], "types": 0}), ClusterError, "types"),
     "no worlds of None": (lambda: check_policy("fifo", seeds=None), OptionError, "seeds: expected a whole"),  # type: ignore[arg-type]
     "a first world of text": (lambda: check_policy("fifo", seed="1"), OptionError, "seed: expected a whole number of at"),  # type: ignore[arg-type]
+    "an order that preempts by a word": (
+        lambda: Order(lambda *_: Rank(0.0), "never", Unfitting.SKIPPED),  # type: ignore[arg-type]
+        poise.RequestError, "preemption: expected one of PreemptionRule.",
+    ),
+    "an order of a number": (
+        lambda: Order(3, PreemptionRule.NEVER, Unfitting.SKIPPED),  # type: ignore[arg-type]
+        poise.RequestError, "rank: expected a function of (job, previous, memory), got 3",
+    ),
+    # a service
+    "a server of None": (lambda: poise.Client(None, "t"), poise.RequestError, "url: expected text, got NoneType"),  # type: ignore[arg-type]
+    "a token of None": (lambda: poise.Client("http://a", None), poise.RequestError, "token: expected text, got NoneType"),  # type: ignore[arg-type]
+    "a node of None": (lambda: CLIENT.drain(None), poise.RequestError, "node: None is no name of a node"),  # type: ignore[arg-type]
+    "a tenant of a number": (lambda: CLIENT.set_weight(3, 1.0), poise.RequestError, "tenant: 3 is no name of a tenant"),  # type: ignore[arg-type]
+    "no jobs to wait for": (lambda: CLIENT.wait(None), poise.RequestError, "jobs: expected a list, got None"),  # type: ignore[arg-type]
+    "jobs to wait for as text": (lambda: CLIENT.wait("12"), poise.RequestError, "jobs: expected a list, got '12'"),
+    "jobs to submit of None": (lambda: CLIENT.submit_all(None), poise.RequestError, "requests: expected a list, got None"),  # type: ignore[arg-type]
+    "states of a number": (lambda: CLIENT.queue(states=3), poise.RequestError, "states: expected a list, got 3"),  # type: ignore[arg-type]
+    "weights of a number": (lambda: CLIENT.set_weights(3), poise.RequestError, "weights: expected a list, got 3"),  # type: ignore[arg-type]
     "a table of a number": (lambda: poise.Table(5), OptionError, "columns: expected a mapping of names to columns"),  # type: ignore[arg-type]
     "a column of a number": (lambda: poise.Table({"a": 5}), OptionError, "columns: expected several values in 'a'"),  # type: ignore[dict-item]
 }  # fmt: skip

@@ -26,7 +26,7 @@ from typing import Self
 
 _LONGEST_NAME = 100
 """Characters of an unknown name that a message repeats."""
-_ENDLESS = re.compile(r"\S{500,}")
+_ENDLESS = re.compile(r"[^\s:]{500,}")
 
 
 def plain(text: str) -> str:

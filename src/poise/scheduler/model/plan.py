@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from poise.scheduler.model.action import Note
 from poise.scheduler.model.cluster import Site
+from poise.scheduler.model.errors import RequestError
 from poise.scheduler.model.job_table import JobView, Snapshot
 from poise.scheduler.model.micro_batches import Mix
 from poise.scheduler.model.speed import Estimate, Locality
@@ -93,6 +94,14 @@ class Order:
     memory: Any = None
     learn: Callable[[Any, JobView], tuple[Any, bool]] = learn_nothing
     ticking: Callable[[JobView, Rank | None, Any], Rank] | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in (("preemption", PreemptionRule), ("unfitting", Unfitting), ("ties", TieBreak)):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise RequestError(f"{name}: expected one of {', '.join(map(str, kind))}, got {value!r:.60}")
+        if not callable(self.rank):
+            raise RequestError(f"rank: expected a function of (job, previous, memory), got {self.rank!r:.60}")
 
 
 # Planners

@@ -149,6 +149,7 @@ class Client:
 
         key   of the submission; whatever is sent again under the same key is accepted once. None: a new one
         """
+        requests = _several(requests, "requests")
         for each in requests:
             check_request(each)
         if not 1 <= len(requests) <= MOST_JOBS:
@@ -259,7 +260,7 @@ class Client:
 
     def wait(self, jobs: Sequence[str], *, timeout: float | None = None) -> dict[str, JobState]:
         """The final state of each job, once all have one; WaitTimeoutError after `timeout` seconds."""
-        return streams.wait_for(self, list(dict.fromkeys(map(str, jobs))), timeout=timeout)
+        return streams.wait_for(self, list(dict.fromkeys(map(str, _several(jobs, "jobs")))), timeout=timeout)
 
     def queue(
         self,
@@ -363,7 +364,10 @@ class Client:
 
     def set_weights(self, weights: Sequence[tuple[str, float]]) -> views.Shares:
         """Change weights of tenants, one after the other. All are checked before the first is sent."""
-        bodies = [(_name("tenant", tenant), validated(views.Weight, weight=weight)) for tenant, weight in weights]
+        bodies = [
+            (_name("tenant", tenant), validated(views.Weight, weight=weight))
+            for tenant, weight in _several(weights, "weights")
+        ]
         answers = [self._link.send(views.Shares, "PUT", f"/v1/shares/{name}", body) for name, body in bodies]
         return answers[-1] if answers else self.shares()
 
@@ -445,9 +449,16 @@ class Client:
         yield from self._named(job, begin)
 
 
+def _several(given: Iterable[Found], name: str) -> list[Found]:
+    """Several things; one text is not several letters."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise RequestError(f"{name}: expected a list, got {given!r:.60}")
+    return list(given)
+
+
 def _states(given: Sequence[JobState | str] | str) -> list[str]:
     """States as the server names them; `running` will do."""
-    words = [given] if isinstance(given, str) else list(map(str, given))
+    words = [given] if isinstance(given, str) else list(map(str, _several(given, "states")))
     for word in words:
         if word.upper() not in JobState.__members__:
             raise UnknownNameError("state", word, list(JobState))
@@ -483,6 +494,6 @@ def _checked(job: str) -> str:
 
 def _name(what: str, name: str) -> str:
     """A name that may be part of a URL."""
-    if not re.fullmatch(NAME, name):
-        raise RequestError(f"{what}: {name[:64]!r} is no name of a {what}; expected letters, digits, `.`, `_` and `-`")
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
+        raise RequestError(f"{what}: {name!r:.66} is no name of a {what}; expected letters, digits, `.`, `_` and `-`")
     return name

@@ -68,6 +68,9 @@ class ServerAddress:
     home: Path | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        for name, text in (("url", self.url), ("token", self.token)):
+            if not isinstance(text, str):
+                raise RequestError(f"{name}: expected text, got {type(text).__name__}")
         try:
             parts = urlsplit(self.url)
             is_plain = self.url.isascii() and self.url.isprintable() and not set(" @?#") & set(self.url)
