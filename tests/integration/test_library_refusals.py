@@ -336,9 +336,9 @@ ASKED: dict[str, tuple[Callable[[], object], str]] = {
     "a file that is a list": (lambda: result().jobs.write([]), "path: expected a path, got []"),  # type: ignore[arg-type]
     "a number of several": (lambda: of_two().best(pd.Series([1, 2])), "unknown number of a summary"),
     "a load of several": (
-        lambda: of_loads().best("avg_jct", load=np.arange(2)),
+        lambda: of_loads().best("avg_jct", load=np.arange(2)),  # type: ignore[arg-type]
         "load: expected one of 1, 2, got array([0, 1])",
-    ),  # type: ignore[arg-type]
+    ),
     "a page that is a folder": (lambda: result().html("."), "path: .: is a folder; name a file"),
     "a table as a folder": (lambda: result().jobs.write("."), "path: .: is a folder; name a file"),
     "a filter of rows that is none": (lambda: result().jobs.where(3), "keep: expected a function of a row, got 3"),  # type: ignore[arg-type]

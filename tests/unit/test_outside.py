@@ -211,14 +211,11 @@ def wrong(folder: Path) -> Path:
             return 1
         def odd(what: dict):
             return 1
-<<<<<<< HEAD
         class Memoryless:
             def plan(self, snapshot, memory):
                 return None, memory
-=======
         def exits():
             raise SystemExit(3)
->>>>>>> b52332e (Check what preempting is called with, whatever it is)
         """,
     )
     return folder
