@@ -150,7 +150,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "a function that returns a number": ("kinds:number", "it is a callable that returned int 3"),
     "a function that returns a class": ("kinds:cls", "it is a callable that returned type"),
     "a factory that raises": ("kinds:raises", "kinds.py:12: ValueError: no luck"),
-    "a factory that exits": ("kinds:exits", "kinds.py:18: SystemExit: 3"),
+    "a factory that exits": ("kinds:exits", "kinds.py:21: SystemExit: 3"),
     "a factory with a required parameter": ("kinds:needs", "parameter slack has no default; write kinds:needs:slack=VALUE"),
     "a required parameter of no readable type": ("kinds:odd", "parameter what has no default and no type that text can be"),
     "a parameter that is not there": ("heavy:by_weight:weight=2", "unknown parameter of heavy:by_weight 'weight'"),
