@@ -49,6 +49,13 @@ def test_of_jobs_that_are_alike_those_of_the_asking_tenant_are_meant(service: Se
     assert [each.id for each in service.engine.called("fit", "nobody").jobs] == [mine, theirs]
 
 
+def test_no_job_of_others_takes_a_word_over_that_means_one_of_the_asking_tenant(service: Service) -> None:
+    (mine,) = service.submit(a_request(name="fit-long"))
+    service.call(lambda engine: engine.change(ALICE, mine, Verb.CANCEL))
+    service.submit(a_request(name="fit-long"), a_request(name="fit"), by=BOB)
+    assert called(service, "fit-long") == called(service, "fit") == [mine]
+
+
 def test_a_damaged_record_has_no_name_and_hides_no_other(service: Service) -> None:
     one, two = service.submit(a_request(name="fit-one"), a_request(name="fit-two"))
     service.engine.cancel_all(ALICE, JobFilter(tenant=ALICE.tenant))
@@ -86,7 +93,7 @@ JOBS = st.lists(
 @given(jobs=JOBS, word=NAMES)
 def test_what_a_word_means_is_one_kind_of_match_and_no_better_one_is_left_out(jobs: list[Candidate], word: str) -> None:
     def rank(job: Candidate) -> tuple[bool, bool, bool]:
-        return job.name != word, job.state.is_final, job.tenant != "mine"
+        return job.tenant != "mine", job.name != word, job.state.is_final
 
     found = meant(jobs, word, "mine")
     possible = [job for job in jobs if job.name == word or (job.name.startswith(word) and not word.isdecimal())]

@@ -183,15 +183,16 @@ class Client:
     def _ids_of(self, word: str, tenant: str | None) -> Sequence[str]:
         """Ids of what a term names: ids, a job by its name, or an app of the tenant, which is all its jobs so far.
 
-        An app comes before jobs whose names only begin so, as those of an array do with the name of its app.
+        An app comes before jobs of others, and before jobs whose names only begin so, as those of an array do.
         """
         if is_ids(word):
             try:
                 return ids_of(Term((word,), AfterEnd.ENDED))
             except ValueError as error:
                 raise RequestError(f"after: {error}") from None
-        found = self.called(word)
-        jobs = () if found.exact else self._ids_of_app(word, self.me().tenant if tenant is None else tenant)
+        found, owner = self.called(word), self.me().tenant if tenant is None else tenant
+        is_own = found.exact and any(job.tenant == owner for job in found.jobs)
+        jobs = () if is_own else self._ids_of_app(word, owner)
         if jobs:
             return jobs
         if found.total > 1:

@@ -1,8 +1,9 @@
 """Jobs by their names, or by how their names begin: what a word in the place of an id means.
 
-The rule, also on the page of the command line: a name that is the word comes before names that begin with it; then a job
-that has not ended before one that has; then a job of the asking tenant before those of others. A number is an id and no
-beginning of a name, so that a mistyped id never meets a job that was not meant.
+The rule, also on the page of the command line: a job of the asking tenant comes before those of others, so that nobody else
+can take a word over by calling a job so; then a name that is the word before names that begin with it; then a job that has
+not ended before one that has. A number is an id and no beginning of a name, so that a mistyped id never meets a job that
+was not meant.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,10 +38,10 @@ def candidates(records: Iterable[JobRecord], word: str) -> list[Candidate]:
 
 def meant(jobs: Sequence[Candidate], word: str, tenant: str) -> JobsCalled:
     """Those of these jobs that a word means to somebody of a tenant: one, several that are alike, or none."""
-    exact = [job for job in jobs if job.name == word]
-    beginning = [] if exact or word.isdecimal() else [job for job in jobs if job.name.startswith(word)]
-    alike = exact or beginning
-    alike = [job for job in alike if not job.state.is_final] or alike
+    alike = [job for job in jobs if job.name == word or (job.name.startswith(word) and not word.isdecimal())]
     alike = [job for job in alike if job.tenant == tenant] or alike
+    exact = [job for job in alike if job.name == word]
+    alike = exact or alike
+    alike = [job for job in alike if not job.state.is_final] or alike
     listed = tuple(NamedJob(**job._asdict()) for job in alike[:MOST_NAMED])
     return JobsCalled(jobs=listed, total=len(alike), exact=bool(exact))
