@@ -1,5 +1,6 @@
 """`poise.Client` against answers that are made up: what it sends, what it makes of answers, when it tries again."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -53,6 +54,18 @@ def test_jobs_to_wait_for_are_handles_or_words_and_moments_are_datetimes_or_text
     jobs = [body["jobs"][0] for body in desk.bodies]
     assert [each["after"] for each in jobs] == [["17"], ["18", "1-3:succeeded", "5"]]
     assert [(each["begin"], each.get("deadline")) for each in jobs] == [(2e9, 2e9 + 3600), (2e9, None)]
+
+
+def test_an_app_of_the_own_tenant_is_waited_for_rather_than_a_job_of_others_of_that_name() -> None:
+    theirs = {"id": "9", "name": "prep", "tenant": "bob", "state": "PENDING"}
+    found, me = {"jobs": [theirs], "total": 1, "exact": True}, {"name": "alice", "tenant": "alice", "role": "user"}
+    rows = QUEUE | {"jobs": [ROW | {"id": "3"}, ROW | {"id": "4"}], "total": 2}
+    client, desk = talking(found, me, rows, SUBMITTED)
+    client.submit(command=["x"], after="prep:succeeded", venv=None)
+    assert json.loads(desk.seen[-1].content)["jobs"][0]["after"] == ["3-4:succeeded"]
+    client, desk = talking(found, me, QUEUE | {"jobs": [], "total": 0}, SUBMITTED)
+    client.submit(command=["x"], after="prep:succeeded", venv=None)
+    assert json.loads(desk.seen[-1].content)["jobs"][0]["after"] == ["9:succeeded"]
 
 
 @pytest.mark.parametrize(
