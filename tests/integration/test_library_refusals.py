@@ -228,7 +228,7 @@ WRONG: dict[str, tuple[Callable[[], object], type[poise.PoiseError], str]] = {
     "times beyond reason": (swept(loads=[1e-300]), poise.RequestError, "expected at most 1e+15 seconds"),
     # values of other libraries, of many lines, and of no file
     "a value of several lines": (simulated(round=pd.DataFrame({"a": [1, 2]})), OptionError, "round: expected seconds, at"),
-    "a name of several lines": (lambda: poise.read_trace("a\nb"), TraceError, r"a\nb: no such file"),
+    "a name of several lines": (lambda: poise.read_trace("a\nb"), TraceError, "a b: no such file"),
     "a name with a zero byte": (simulated(faults="a\0b"), OptionError, r"faults: 'a\x00b': embedded null byte"),
     "a name of half a character": (simulated(out="\ud800"), OptionError, "out: '\\ud800': 'utf-8' codec can't encode"),
     "a name that is too long": (simulated(journal="9" * 5000), OptionError, "File name too long"),

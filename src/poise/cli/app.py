@@ -17,7 +17,15 @@ from click.shell_completion import CompletionItem
 
 from poise import __version__
 from poise.cli import INTERRUPTED, UNREAD
-from poise.scheduler.model.errors import InvariantError, OptionError, PoiseError, RequestError, UnknownNameError, concise
+from poise.scheduler.model.errors import (
+    InvariantError,
+    OptionError,
+    PoiseError,
+    RequestError,
+    UnknownNameError,
+    concise,
+    plain,
+)
 
 COMPLETION = "_POISE_COMPLETE"
 """Is set by a shell that wants words for the Tab key: the shell's name, and what it wants."""
@@ -216,7 +224,7 @@ def _fail(message: object, code: int) -> int:
     """Complain in one line, where there is somebody to read it and room for it; the exit code."""
 
     try:
-        click.echo(f"poise: {concise(str(message))}", err=True)
+        click.echo(f"poise: {concise(plain(str(message)))}", err=True)
     except BrokenPipeError:
         return UNREAD
     except OSError:

@@ -40,8 +40,8 @@ def plain(text: str) -> str:
 
 
 def concise(text: str) -> str:
-    """Return a message as one line: everything escaped that cannot be seen, and words without end cut short."""
-    return plain(_ENDLESS.sub(lambda word: f"{word[0][:_LONGEST_NAME]}…", text))
+    """Return a message as one line, with words without end cut short."""
+    return " ".join(_ENDLESS.sub(lambda word: f"{word[0][:_LONGEST_NAME]}…", text).splitlines())
 
 
 class PoiseError(Exception):
