@@ -1,7 +1,9 @@
 """The check of a policy finds what is wrong with it, says where, and keeps a world that shows it."""
 
+import gc
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 
@@ -122,6 +124,21 @@ def test_an_object_of_this_process_can_be_checked_and_keeps_the_laws() -> None:
     assert report.policy == "by-weight"
     assert str(report).startswith("by-weight keeps ")
     assert {each.law for each in report.verdicts} >= {law.name for law in LAWS}
+
+
+def test_what_the_garbage_collector_calls_is_not_blamed_on_the_policy() -> None:
+    def timed(_phase: str, _facts: dict[str, int]) -> None:
+        perf_counter()
+
+    before = gc.get_threshold()
+    gc.callbacks.append(timed)
+    gc.set_threshold(1)
+    try:
+        report = check_policy("srtf", worlds=worlds(0)[:3])
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(timed)
+    assert not report.broken, str(report)
 
 
 def test_a_report_in_words_names_what_is_broken() -> None:

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from poise.engine.journal import entry_line, read_entry
+from poise.engine.loop import collector_paused
 from poise.lab.conformance.play import Handover, Play, new_core, play, without_lengths
 from poise.lab.conformance.worlds import World
 from poise.lab.simulator.outages import Drain
@@ -271,11 +272,12 @@ def impure(subject: CheckedPolicy, played: Play) -> str | None:
 @contextmanager
 def _profiled(look: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
     before = sys.getprofile()
-    sys.setprofile(look)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
+    with collector_paused():  # what others have the collector call, such as a clock, is no doing of the policy
+        sys.setprofile(look)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
 
 
 def _called(function: Any) -> str:  # noqa: ANN401 - anything that is called
