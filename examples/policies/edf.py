@@ -17,7 +17,7 @@ def edf(margin: float = 0.0) -> p.Order:
             return p.Rank(job.submitted, section=1)
         left, falls = job.remaining_seconds, 1.0 - job.pace  # falls: what a second takes of the spare time
         if isinf(left):
-            left, falls = 0.0, 1.0  # nobody knows how long it is: hope as long as there is time
+            left, falls = 0.0, 1.0  # its length is not known: it may make it as long as there is time
         spare = job.deadline - margin - job.now - left
         if spare < 0:
             return p.Rank(job.deadline, section=2)

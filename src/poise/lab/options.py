@@ -195,13 +195,6 @@ def checked(options: ExperimentOptions) -> dict[str, Any]:
     }
 
 
-def option_named(name: str) -> str:
-    """Return the name of an option; raise UnknownNameError with the nearest ones if there is none."""
-    if name not in NAMES:
-        raise UnknownNameError("option", name, NAMES)
-    return name
-
-
 def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | int | float | Path | tuple)
 

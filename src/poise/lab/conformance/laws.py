@@ -302,7 +302,7 @@ def _called(function: Any) -> str:  # noqa: ANN401 - anything that is called
 
 
 def fails_without_lengths(subject: CheckedPolicy, played: Play) -> str | None:
-    """Say which job does not end if nobody knows how long jobs are."""
+    """Say which job does not end if lengths of jobs are not known."""
     return never_ends(subject, subject.play(played.world, tell=without_lengths))
 
 
@@ -393,7 +393,7 @@ def leaves_idle(subject: CheckedPolicy, played: Play) -> str | None:
 
 
 def needs_lengths(subject: CheckedPolicy, played: Play) -> str | None:
-    """Say where a decision is another one if nobody knows how long jobs are."""
+    """Say where a decision differs if lengths of jobs are not known."""
     blind = new_core(subject.make(), played.world)
     for now, events, actions in played.entries:
         got = blind.handle(now, without_lengths(events))
@@ -426,7 +426,7 @@ LAWS = (
     Law("pure", "asks no clock, draws no random numbers, reads and writes nothing", impure, _has_work_to_do),
     Law("replay", "the events of a journal, written and read, lead to its actions again", not_replayed),
     Law("names", "ids of jobs mean nothing: equal jobs may come in any order", depends_on_names),
-    Law("unknown lengths", "every job comes to its end where nobody knows how long jobs are", fails_without_lengths),
+    Law("unknown lengths", "every job ends, also where lengths of jobs are not known", fails_without_lengths),
     Law("handover", "a new core takes over in the middle, and every job comes to its end", fails_after_handover),
     Law("stated", "looks at deadlines and priorities only if its listing says so", looks_at_more, _has_listing),
 )
